@@ -1,0 +1,1 @@
+"""The runtime: a rank's shard, straight onto its device."""

@@ -1,0 +1,1 @@
+"""Bundled manifests: one TOML file an architecture, no code."""
