@@ -50,7 +50,7 @@ def evaluate(text: str, lookup: Callable[[str], Any]) -> int:
 
 def as_number(value: Any) -> Fraction:
     """A config value as an exact number; ExpressionError where it is none."""
-    if isinstance(value, int | float | Fraction) and value == value and abs(value) < MAX_MAGNITUDE:
+    if isinstance(value, int | float | Fraction) and -MAX_MAGNITUDE < value < MAX_MAGNITUDE:
         return Fraction(value)
     raise ExpressionError(f"{value!r:.80} is not a number that a dim can be made of")
 

@@ -1,0 +1,1 @@
+"""Benchmarks of shardc, and the synthetic checkpoints they run on."""

@@ -1,0 +1,160 @@
+"""The Python interface: `shardc.plan`, `build`, `verify`, `merge` and `reshard`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shardc import convert, library, verifier
+from shardc.builder import BuildReport, Resources
+from shardc.builder import build as build_plan
+from shardc.checkpoint import open_checkpoint
+from shardc.errors import PlanError, Problem, ShardcError
+from shardc.manifest import Profile
+from shardc.planner import (
+    DEFAULT_PART_BYTES,
+    ComponentPlan,
+    DtypeOption,
+    Options,
+    Plan,
+    no_manifest,
+    plan_component,
+)
+from shardc.verifier import VerifyReport
+
+StrPath = str | Path
+
+
+def plan(
+    src: StrPath,
+    tp: int,
+    *,
+    manifest: StrPath | None = None,
+    components: Sequence[str] | None = None,
+    variant: str | None = None,
+    profile: Profile = "compact",
+    dtype: DtypeOption = "keep",
+    max_part_bytes: int = DEFAULT_PART_BYTES,
+) -> Plan:
+    """Plan how `src` is cut for `tp` ranks; reads headers and configs, no weights.
+
+    src: a pipeline folder, a component folder or a .safetensors file. manifest: a bundled name or
+    a TOML file; the components whose class it serves follow it, the others the bundled one for
+    their class. components: shard only these, keep the others whole.
+    Raises CheckpointError, ManifestError or PlanError with every problem of every component.
+    """
+    checkpoint = open_checkpoint(Path(src), variant=variant)
+    options = Options(tp, profile, dtype, max_part_bytes)
+    chosen = None if manifest is None else library.load(str(manifest))
+    names = [component.name for component in checkpoint.components]
+    unknown = [name for name in components or () if name not in names]
+    if unknown:
+        have = ", ".join(name or "(bare)" for name in names)
+        raise PlanError(
+            Problem(
+                str(checkpoint.path),
+                f"has no component {', '.join(unknown)}; it has {have}",
+            )
+        )
+    planned: list[ComponentPlan] = []
+    kept = []
+    problems: list[Problem] = []
+    if checkpoint.missing and components is None:
+        problems += [
+            Problem(
+                str(checkpoint.path / name),
+                "model_index.json lists this component, but there is no such folder",
+                "download it, or choose what to shard with --component",
+            )
+            for name in checkpoint.missing
+        ]
+    for component in checkpoint.components:
+        if components is not None and component.name not in components:
+            kept.append((component, "not chosen"))
+            continue
+        own = chosen if chosen and component.class_name in chosen.classes else None
+        own = own or library.for_class(component.class_name)
+        if own is None and chosen is not None and len(names) == 1:
+            own = chosen  # its mismatch with the class is the error to show
+        if own is None:
+            if components is not None or len(names) == 1:
+                problems += no_manifest(component).problems
+            kept.append((component, f"no manifest for class {component.class_name}"))
+            continue
+        try:
+            planned.append(plan_component(component, own, options))
+        except ShardcError as error:
+            prefix = f"{component.name}: " if component.name else ""
+            problems += [Problem(prefix + p.where, p.what, p.fix) for p in error.problems]
+    if not planned and not problems:
+        for component, _ in kept:
+            problems += no_manifest(component).problems
+    if problems:
+        raise PlanError(problems)
+    return Plan(checkpoint, options, tuple(planned), tuple(kept))
+
+
+def build(
+    src: StrPath,
+    out: StrPath,
+    tp: int,
+    *,
+    manifest: StrPath | None = None,
+    components: Sequence[str] | None = None,
+    variant: str | None = None,
+    profile: Profile = "compact",
+    dtype: DtypeOption = "keep",
+    max_part_bytes: int = DEFAULT_PART_BYTES,
+    resources: Resources | None = None,
+    force: bool = False,
+) -> BuildReport:
+    """Plan `src` as `plan` does and write the shard set to folder `out`.
+
+    `out` appears by rename when it is whole. Raises what `plan` raises, and OutputError.
+    """
+    planned = plan(
+        src,
+        tp,
+        manifest=manifest,
+        components=components,
+        variant=variant,
+        profile=profile,
+        dtype=dtype,
+        max_part_bytes=max_part_bytes,
+    )
+    return build_plan(planned, Path(out), resources or Resources(), force=force)
+
+
+def verify(
+    out: StrPath,
+    source: StrPath | None = None,
+    *,
+    variant: str | None = None,
+    rank: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> VerifyReport:
+    """Re-read shard set `out`, against its index and, where given, bit for bit its `source`.
+
+    Raises ShardSetError where it cannot be opened; what is wrong inside is in the report.
+    """
+    full = None if source is None else Path(source)
+    return verifier.verify(Path(out), source=full, variant=variant, rank=rank, progress=progress)
+
+
+def merge(
+    out: StrPath, full: StrPath, *, resources: Resources | None = None, force: bool = False
+) -> BuildReport:
+    """Write the full checkpoint of shard set `out` to folder `full`, bit for bit."""
+    return convert.merge(Path(out), Path(full), resources or Resources(), force=force)
+
+
+def reshard(
+    out: StrPath,
+    new: StrPath,
+    tp: int,
+    *,
+    resources: Resources | None = None,
+    force: bool = False,
+) -> BuildReport:
+    """Write shard set `out` at degree `tp` to folder `new`: the bytes of a build at `tp`."""
+    return convert.reshard(Path(out), Path(new), tp, resources or Resources(), force=force)

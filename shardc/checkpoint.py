@@ -1,0 +1,296 @@
+"""Sources: what a path holds, as components of tensors with headers read and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from shardc.errors import CheckpointError, Problem
+from shardc.header import Header, TensorInfo, parse_json, read_header
+from shardc.layout import Piece
+from shardc.weights import FOREIGN, find_weights, read_headers
+
+INDEX_NAME = "shardc.index.json"
+MODEL_INDEX = "model_index.json"
+CONFIG = "config.json"
+
+Kind = Literal["pipeline", "component", "file"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """[start, stop) of a global dim, found at local index `at` of a stored tensor."""
+
+    start: int
+    stop: int
+    at: int
+
+
+def spans(pieces: Iterable[Piece]) -> tuple[Span, ...]:
+    """Pieces in local order, with where each begins; padding holds nothing of the tensor."""
+    found = []
+    at = 0
+    for piece in pieces:
+        if not piece.zeros:
+            found.append(Span(piece.start, piece.stop, at))
+        at += piece.length
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor, or a part of one, in a file. Spans are None for a whole tensor, () for padding."""
+
+    file: int
+    info: TensorInfo
+    spans: tuple[Span, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a checkpoint: global shape, and where its parts along `dim` are stored.
+
+    `dim` is None where it is stored whole. `origin` is the number of the file that it comes from
+    in the original checkpoint's identity.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    dim: int | None
+    stored: tuple[Stored, ...]
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A weight file to read. `data_start` is where its tensors' offsets count from."""
+
+    name: str
+    path: Path
+    data_start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The identity of a source file: by these a shard set knows what it was built from."""
+
+    name: str
+    size_bytes: int
+    header_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One model of a checkpoint. `name` is its folder in the pipeline, "" for a bare one."""
+
+    name: str
+    path: Path
+    class_name: str | None
+    config: Mapping[str, Any]
+    files: tuple[SourceFile, ...]
+    origins: tuple[Origin, ...]
+    tensors: tuple[Tensor, ...]
+    index: str | None
+    extras: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A full checkpoint; `extras` are non-weight files to carry over, relative to `path`.
+
+    missing: components that model_index.json lists and that have no folder.
+    """
+
+    path: Path
+    kind: Kind
+    components: tuple[Component, ...]
+    extras: tuple[str, ...]
+    left_out: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+
+
+def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
+    """Read what `path` holds: a pipeline folder, a component folder or a .safetensors file.
+
+    Reads headers and JSON files only. Raises CheckpointError with every problem found.
+    """
+    if path.is_file():
+        return _open_file(path)
+    if not path.is_dir():
+        hint = "for a Hub repo, `hf download` it first" if len(path.parts) == 2 else ""
+        raise CheckpointError(Problem(str(path), "no such file or folder", hint))
+    if next(path.glob(f"**/{INDEX_NAME}"), None) is not None:
+        raise CheckpointError(
+            Problem(str(path), "is a shard set, not a full checkpoint", "use `shardc reshard`")
+        )
+    if (path / MODEL_INDEX).is_file():
+        return _open_pipeline(path, variant)
+    component = _open_component(path, "", variant)
+    if component is None:
+        raise CheckpointError(
+            Problem(str(path), f"holds neither {MODEL_INDEX} nor safetensors weights")
+        )
+    return Checkpoint(path, "component", (component,), (), ())
+
+
+def _open_file(path: Path) -> Checkpoint:
+    if path.suffix != ".safetensors":
+        raise CheckpointError(
+            Problem(str(path), "not a .safetensors file", "convert it first; nothing is unpickled")
+        )
+    header = read_header(path)
+    if "shardc" in header.metadata or "DCP_SHARDING_INFO" in header.metadata:
+        raise CheckpointError(Problem(str(path), "its metadata says that it is one rank's shard"))
+    config = _read_config(path.parent, required=True)
+    component = _component("", path.parent, config, {path.name: header}, None, (CONFIG,), ())
+    return Checkpoint(path, "file", (component,), (), ())
+
+
+def _open_pipeline(path: Path, variant: str | None) -> Checkpoint:
+    where = str(path / MODEL_INDEX)
+    document = parse_json((path / MODEL_INDEX).read_bytes(), where)
+    if not isinstance(document, dict):
+        raise CheckpointError(Problem(where, "is not a JSON object"))
+    problems: list[Problem] = []
+    names: list[str] = []
+    missing: list[str] = []
+    for name, entry in document.items():
+        if name.startswith("_") or not isinstance(entry, list) or entry[:1] == [None]:
+            continue
+        if "/" in name or "\\" in name or name in (".", ".."):
+            problems.append(Problem(where, f"component {name!r} leaves the folder"))
+        elif not (path / name).is_dir():
+            missing.append(name)
+        else:
+            names.append(name)
+    components = []
+    plain_too = variant is not None and _any_variant(path, names, variant)
+    for name in names:
+        try:
+            component = _open_component(path / name, name, variant, plain_too=plain_too)
+        except CheckpointError as error:
+            problems += error.problems
+            continue
+        if component is not None:
+            components.append(component)
+    if not components and not problems:
+        problems.append(Problem(str(path), "no component holds safetensors weights"))
+    if problems:
+        raise CheckpointError(problems)
+    folders = {component.name for component in components}
+    extras, left_out = _other_files(path, skip=folders)
+    return Checkpoint(path, "pipeline", tuple(components), extras, left_out, tuple(missing))
+
+
+def _any_variant(path: Path, names: Iterable[str], variant: str) -> bool:
+    return any(f".{variant}." in f.name for name in names for f in (path / name).iterdir())
+
+
+def _open_component(
+    path: Path, name: str, variant: str | None, *, plain_too: bool = False
+) -> Component | None:
+    """`plain_too`: a component without the variant is taken as it is, as diffusers does."""
+    try:
+        weights = find_weights(path, variant)
+    except CheckpointError:
+        if not plain_too or _any_variant(path.parent, [name], str(variant)):
+            raise
+        weights = find_weights(path, None)
+    if weights is None:
+        return None
+    config = _read_config(path, required=False)
+    headers = read_headers(path, weights)
+    extras, left_out = _other_files(path, skip=set())
+    # Index files of any variant describe full checkpoints; they go with the weights.
+    extras = tuple(extra for extra in extras if ".safetensors.index" not in extra)
+    left_out = tuple(sorted(set(left_out) - set(weights.files)))
+    return _component(name, path, config, headers, weights.index, extras, left_out)
+
+
+def _component(
+    name: str,
+    path: Path,
+    config: Mapping[str, Any],
+    headers: Mapping[str, Header],
+    index: str | None,
+    extras: tuple[str, ...],
+    left_out: tuple[str, ...],
+) -> Component:
+    files, origins, tensors = [], [], []
+    for number, (file_name, header) in enumerate(sorted(headers.items())):
+        files.append(SourceFile(file_name, path / file_name, header.data_start, header.file_bytes))
+        origins.append(Origin(file_name, header.file_bytes, _header_digest(header)))
+        for info in header.tensors:
+            stored = (Stored(number, info, None),)
+            tensors.append(Tensor(info.name, info.dtype, info.shape, None, stored, number))
+    return Component(
+        name,
+        path,
+        class_of(config),
+        config,
+        tuple(files),
+        tuple(origins),
+        tuple(tensors),
+        index,
+        extras,
+        left_out,
+    )
+
+
+def _header_digest(header: Header) -> str:
+    """XXH3-128 over what the header says: names, dtypes, shapes and offsets, in data order."""
+    state = xxhash.xxh3_128()
+    for t in header.tensors:
+        state.update(f"{t.name}\0{t.dtype}\0{list(t.shape)}\0{t.start}\0{t.stop}\n".encode())
+    return state.hexdigest()
+
+
+def class_of(config: Mapping[str, Any]) -> str | None:
+    """The model class that a config.json names: `_class_name`, else the first architecture."""
+    name = config.get("_class_name")
+    if name is None:
+        architectures = config.get("architectures")
+        name = architectures[0] if isinstance(architectures, list) and architectures else None
+    return name if isinstance(name, str) else None
+
+
+def _read_config(path: Path, *, required: bool) -> Mapping[str, Any]:
+    where = path / CONFIG
+    if not where.is_file():
+        if required:
+            raise CheckpointError(
+                Problem(
+                    str(path), f"there is no {CONFIG} beside the weights to name the model class"
+                )
+            )
+        return {}
+    config = parse_json(where.read_bytes(), str(where))
+    if not isinstance(config, dict):
+        raise CheckpointError(Problem(str(where), "is not a JSON object"))
+    return config
+
+
+def _other_files(path: Path, *, skip: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(files to carry over, weights left out) below `path`, hidden ones and `skip` excluded."""
+    extras: list[str] = []
+    left_out: list[str] = []
+    for entry in sorted(path.rglob("*")):
+        relative = entry.relative_to(path)
+        if relative.parts[0] in skip or any(part.startswith(".") for part in relative.parts):
+            continue
+        if not entry.is_file():
+            continue
+        is_weights = entry.suffix == ".safetensors" or entry.suffix in FOREIGN
+        (left_out if is_weights else extras).append(relative.as_posix())
+    return tuple(extras), tuple(left_out)

@@ -1,0 +1,128 @@
+"""From a shard set, without its source: back to the full checkpoint, or to another degree."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from shardc.builder import BuildReport, Resources, build, check_digests, check_space, peak_rss_bytes
+from shardc.checkpoint import Checkpoint, Component, Stored
+from shardc.execute import default_workers, execute
+from shardc.files import carry_file, new_folder, sync_folders, write_file
+from shardc.header import dump_header, lay_out, tensor_bytes
+from shardc.manifest import parse_manifest
+from shardc.planner import ComponentPlan, Move, Options, OutFile, Plan, plan_component
+from shardc.shardset import Index, ShardSet, as_component, open_shard_set
+
+
+def reshard(
+    path: Path, out: Path, tp: int, resources: Resources, *, force: bool = False
+) -> BuildReport:
+    """The shard set at another degree: the same bytes as a build of its source at that degree.
+
+    Raises ShardSetError, PlanError (the degree is not legal) or OutputError.
+    """
+    shard_set = open_shard_set(path)
+    plans: list[ComponentPlan] = []
+    for name, index in shard_set.components.items():
+        manifest = parse_manifest(index.manifest.text, index.manifest.name)
+        options = Options(tp, index.profile, index.dtype, index.max_part_bytes)
+        plans.append(plan_component(as_component(shard_set, name), manifest, options))
+    checkpoint = Checkpoint(
+        path, "pipeline", tuple(p.component for p in plans), _rest(shard_set), ()
+    )
+    plan = Plan(checkpoint, plans[0].options, tuple(plans), ())
+    expected = {
+        name: [tensor.digest for tensor in index.tensors.values()]
+        for name, index in shard_set.components.items()
+    }
+    return build(plan, out, replace(resources, expected=expected), force=force)
+
+
+def merge(path: Path, out: Path, resources: Resources, *, force: bool = False) -> BuildReport:
+    """The full checkpoint again: the source's files, names and tensors, bit for bit.
+
+    A set built with --dtype gives back what it holds, the cast tensors. Where ranks hold copies
+    of the same rows the first is taken. Raises ShardSetError where the result is not what was
+    built, OutputError where it cannot be written.
+    """
+    started = time.monotonic()
+    shard_set = open_shard_set(path)
+    components = {name: as_component(shard_set, name) for name in shard_set.components}
+    check_space(out, sum(component.size_bytes for component in components.values()))
+    with new_folder(out, force=force) as folder:
+        for extra in _rest(shard_set):
+            carry_file(path / extra, folder / extra, fsync=resources.fsync)
+        for name, component in components.items():
+            target = folder / name if name else folder
+            _merge_component(component, shard_set.components[name], target, resources)
+        if resources.fsync:
+            sync_folders(folder)
+        files = [entry for entry in folder.rglob("*") if entry.is_file()]
+        written = sum(entry.stat().st_size for entry in files)
+    return BuildReport(
+        out=str(out),
+        tp=1,
+        files=len(files),
+        source_bytes=sum(component.size_bytes for component in components.values()),
+        written_bytes=written,
+        seconds=time.monotonic() - started,
+        peak_rss_bytes=peak_rss_bytes(),
+        sharded=(),
+        kept={},
+    )
+
+
+def _rest(shard_set: ShardSet) -> tuple[str, ...]:
+    """Every file of a pipeline's folder that is in no sharded component's."""
+    if "" in shard_set.components:
+        return ()
+    return tuple(
+        entry.relative_to(shard_set.path).as_posix()
+        for entry in sorted(shard_set.path.rglob("*"))
+        if entry.is_file()
+        and entry.relative_to(shard_set.path).parts[0] not in shard_set.components
+    )
+
+
+def _merge_component(
+    component: Component, index: Index, folder: Path, resources: Resources
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for extra in component.extras:
+        carry_file(component.path / extra, folder / extra, fsync=resources.fsync)
+    files = []
+    targets: dict[str, Stored] = {}
+    for number, origin in enumerate(component.origins):
+        members = [t for t in component.tensors if t.origin == number]
+        placed = lay_out((t.name, t.dtype, t.shape) for t in members)
+        header = dump_header(placed, {"format": "pt"}, alignment=8)
+        files.append(OutFile(origin.name, None, header, placed))
+        targets.update((info.name, Stored(number, info, None)) for info in placed)
+    moves = (
+        Move(t.name, t.dtype, t.dtype, t.shape, t.dim or 0, t.stored, (targets[t.name],))
+        for t in component.tensors
+    )
+    digests = execute(
+        component.files,
+        folder,
+        files,
+        moves,
+        workers=resources.workers or default_workers(),
+        memory_bytes=resources.memory_bytes,
+        fsync=resources.fsync,
+        progress=resources.progress,
+    )
+    ordered = [digests[number] for number in range(len(component.tensors))]
+    check_digests(component, ordered, [tensor.digest for tensor in index.tensors.values()])
+    if component.index is not None:
+        document = {
+            "metadata": {
+                "total_size": sum(tensor_bytes(t.dtype, t.shape) or 0 for t in component.tensors)
+            },
+            "weight_map": {t.name: component.origins[t.origin].name for t in component.tensors},
+        }
+        raw = json.dumps(document, indent=2, sort_keys=True) + "\n"
+        write_file(folder / component.index, raw.encode(), fsync=resources.fsync)

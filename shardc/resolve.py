@@ -1,0 +1,194 @@
+"""Which rule of a manifest each tensor of a checkpoint falls under. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from shardc import pattern
+from shardc.checkpoint import Component, Tensor
+from shardc.errors import Problem
+from shardc.header import DTYPE_BITS
+from shardc.layout import Placement, Replicate, degree_problem
+from shardc.manifest import Dims, Manifest, Rule, place
+
+TensorKind = Literal["weight", "bias", "raw"]
+
+# Linears whose output is chunked along the sharded dim right after: AdaLN and modulation.
+_CHUNKED = re.compile(r"(^|\.)(\w*modulation\w*(\.(\d+|linear))?|\w*_mod\.\d+|norm\w*\.linear)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A tensor with its rule's number and what it is to that rule; rule None is replicate."""
+
+    tensor: Tensor
+    rule: int | None
+    kind: TensorKind
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Every tensor's match, the optional patterns that found nothing, and all problems."""
+
+    matches: tuple[Match, ...]
+    unused: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def resolve(component: Component, manifest: Manifest, profile: str) -> Resolution:
+    """Match every tensor with exactly one rule of the profile, or with none (replicate)."""
+    owners: list[tuple[int, str, str]] = []  # rule, spelling of its prefix, text
+    compiled: list[pattern.Components] = []
+    for number, rule in enumerate(manifest.rules):
+        if rule.profile not in (None, profile):
+            continue
+        for text in rule.patterns:
+            for spelling, components in pattern.expand(text, manifest.prefixes):
+                prefix = f"{text.split('.')[0]}={spelling}" if text.startswith("$") else ""
+                owners.append((number, prefix, ".".join(components)))
+                compiled.append(components)
+    index = pattern.Index(compiled)
+    problems: list[Problem] = []
+    matches = []
+    used: set[int] = set()
+    for tensor in component.tensors:
+        parts = tuple(tensor.name.split("."))
+        # A pattern that names the parameter itself goes before one that names its module.
+        kind: TensorKind = "raw"
+        found = list(index.matches(parts))
+        if not found:
+            found = list(index.matches(parts[:-1]))
+            kind = "bias" if parts[-1] == "bias" else "weight"
+        used.update(found)
+        rules = sorted({owners[number][0] for number in found})
+        if len(rules) > 1:
+            names = " and ".join(manifest.where(rule) for rule in rules)
+            problems.append(Problem(tensor.name, f"matches more than one rule: {names}"))
+        if rules and kind != "raw" and parts[-1] not in ("weight", "bias"):
+            problems.append(
+                Problem(
+                    tensor.name,
+                    f"{manifest.where(rules[0])} covers the weight and the bias of its module, "
+                    f"but says nothing of {parts[-1]!r}",
+                    "give it a rule of its own",
+                )
+            )
+        matches.append(Match(tensor, rules[0] if rules else None, kind))
+    unmatched, ambiguous = _unmatched(manifest, owners, used)
+    problems += ambiguous
+    problems += [
+        Problem(manifest.where(rule), f"{text} matches no tensor of {component.path}")
+        for rule, text in unmatched
+        if not manifest.rules[rule].optional
+    ]
+    unused = tuple(text for rule, text in unmatched if manifest.rules[rule].optional)
+    return Resolution(tuple(matches), unused, tuple(problems))
+
+
+def _unmatched(
+    manifest: Manifest, owners: list[tuple[int, str, str]], used: set[int]
+) -> tuple[list[tuple[int, str]], list[Problem]]:
+    """Patterns that found nothing under the spelling in use, and prefixes spelled two ways."""
+    spelled: dict[str, set[str]] = {}
+    for number in used:
+        prefix = owners[number][1]
+        if prefix:
+            spelled.setdefault(prefix.split("=")[0], set()).add(prefix)
+    problems = [
+        Problem(manifest.name, f"prefix {name} is spelled more than one way: {sorted(found)}")
+        for name, found in spelled.items()
+        if len(found) > 1
+    ]
+    unmatched = []
+    absent: set[tuple[int, str]] = set()
+    for number, (rule, prefix, text) in enumerate(owners):
+        if number in used:
+            continue
+        name = prefix.split("=")[0]
+        if not prefix or prefix in spelled.get(name, ()):
+            unmatched.append((rule, text))
+        elif name not in spelled and (rule, name) not in absent:
+            absent.add((rule, name))  # no spelling is in use: one complaint a rule, not one each
+            unmatched.append((rule, f"{text} (nor any other spelling of {name})"))
+    return unmatched, problems
+
+
+def placements(
+    matches: Iterable[Match], manifest: Manifest, dims: Dims, tp: int
+) -> tuple[list[Placement | None], list[Problem]]:
+    """Each tensor's placement at `tp` (None where it has a problem), and all problems."""
+    placed: list[Placement | None] = []
+    problems: list[Problem] = []
+    weights: dict[str, int] = {}  # module -> size of its weight's sharded dim
+    biases: list[tuple[str, int, str]] = []
+    pads: dict[int, dict[int, str]] = {}  # unpadded vocabulary -> pad_to -> tensor
+    for match in matches:
+        tensor = match.tensor
+        rule = None if match.rule is None else manifest.rules[match.rule]
+        if rule is None or match.rule is None:
+            placed.append(Replicate())
+            continue
+        where = f"{tensor.name} {tensor.dtype} {list(tensor.shape)}, {manifest.where(match.rule)}"
+        found = place(rule, dims, shape=tensor.shape, kind=match.kind, tp=tp)
+        reason = found if isinstance(found, str) else _misfit(match, rule, found, tp)
+        if reason is not None:
+            problems.append(Problem(where, reason))
+        placed.append(None if isinstance(found, str) or reason else found)
+        if isinstance(found, str | Replicate):
+            continue
+        size = tensor.shape[found.dim]
+        if match.kind == "weight":
+            weights[tensor.name.rpartition(".")[0]] = size
+        elif match.kind == "bias":
+            biases.append((tensor.name, size, where))
+        if rule.style == "vocab_parallel" or rule.pad_to is not None:
+            pad = 0 if rule.pad_to is None else dims.value(rule.pad_to)
+            pads.setdefault(size, {}).setdefault(pad, tensor.name)
+    for name, size, where in biases:
+        weight = weights.get(name.rpartition(".")[0], size)
+        if weight != size:
+            problems.append(Problem(where, f"the bias has {size} elements, its weight {weight}"))
+    for size, by_pad in pads.items():
+        if len(by_pad) > 1:
+            told = ", ".join(f"{name} pad_to {pad or 'unset'}" for pad, name in by_pad.items())
+            problems.append(
+                Problem(manifest.name, f"one vocabulary of {size} is padded two ways: {told}")
+            )
+    return placed, problems
+
+
+def _misfit(match: Match, rule: Rule, placement: Placement, tp: int) -> str | None:
+    tensor = match.tensor
+    if isinstance(placement, Replicate):
+        return None
+    if DTYPE_BITS[tensor.dtype] < 8:
+        return f"{tensor.dtype} packs several elements into a byte, and is carried whole only"
+    module = tensor.name.rpartition(".")[0]
+    if (
+        rule.style in ("colwise", "packed_colwise")
+        and match.kind != "raw"
+        and _CHUNKED.search(module)
+    ):
+        return (
+            f"{module} is a modulation whose output is chunked: {rule.style} would scramble it; "
+            "colwise_gather or replicate it"
+        )
+    reason = degree_problem(placement, tensor.shape[placement.dim], tp)
+    return None if reason is None else f"cannot be cut at tp {tp}: {reason}"
+
+
+def legal_degrees(
+    resolution: Resolution, manifest: Manifest, dims: Dims, limit: int = 64
+) -> dict[int, str | None]:
+    """For each degree to `limit`: None where it is legal, else the first reason why not."""
+    distinct: dict[tuple[int | None, str, tuple[int, ...]], Match] = {}
+    for match in resolution.matches:
+        distinct.setdefault((match.rule, match.kind, match.tensor.shape), match)
+    degrees: dict[int, str | None] = {}
+    for tp in range(1, limit + 1):
+        _, problems = placements(distinct.values(), manifest, dims, tp)
+        degrees[tp] = None if not problems else str(problems[0])
+    return degrees

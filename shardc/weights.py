@@ -1,0 +1,214 @@
+"""Which files of a folder hold its weights: names, variants and indexes as the Hub's libraries do.
+
+Names: `{stem}[.{variant}].safetensors`, or `{stem}.safetensors.index[.{variant}].json` and the
+files it lists, with stem `diffusion_pytorch_model` (diffusers) or `model` (transformers).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardc.errors import CheckpointError, Problem
+from shardc.header import Header, parse_json, read_header
+
+STEMS = ("diffusion_pytorch_model", "model")
+# Weights in formats that shardc does not read; the pickles among them it never will.
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+FOREIGN = PICKLES | {".msgpack", ".h5", ".onnx", ".gguf", ".onnx_data", ".pb", ".tflite", ".ot"}
+
+_RANKED = re.compile(
+    r"-TP-(\d+|common)\b|tp\d+_sharded_checkpoint|model-rank-\d+-part-\d+|^rank-\d+-of-\d+|^rank\d+\."
+    r"|^shard-\d+-model-\d+-of-\d+"
+)
+_INDEX = re.compile(r"^(?P<stem>.+)\.safetensors\.index(\.(?P<variant>[^.]+))?\.json$")
+_PART = re.compile(r"-\d{5}-of-\d{5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The chosen weight files of a folder, in name order, and those passed over."""
+
+    files: tuple[str, ...]
+    index: str | None
+    left_out: tuple[str, ...]
+    variant: str | None
+
+
+def variant_of(name: str) -> str | None:
+    """`fp16` of model.fp16.safetensors and of both ways to name a part of it; else None."""
+    body = _PART.sub("", name.removesuffix(".safetensors"))
+    _, dot, variant = body.rpartition(".")
+    return variant if dot else None
+
+
+def find_weights(folder: Path, variant: str | None) -> Weights | None:
+    """The weight files of a component folder; None where it has no safetensors at all.
+
+    Raises CheckpointError: no such variant, a missing or escaping file, a stray extra weight
+    file, a file that is one rank of somebody's sharded checkpoint. Every problem at once.
+    """
+    names = sorted(
+        entry.name for entry in folder.iterdir() if entry.is_file() or entry.is_symlink()
+    )
+    tensors_files = [name for name in names if name.endswith(".safetensors")]
+    indexes = {
+        (match["stem"], match["variant"]): name for name in names if (match := _INDEX.match(name))
+    }
+    ranked = [name for name in tensors_files if _RANKED.search(name)]
+    if ranked:
+        raise CheckpointError(
+            Problem(
+                str(folder),
+                f"{ranked[0]} is one rank of a checkpoint that is sharded already",
+                "give the full checkpoint; `shardc reshard` takes shardc's own shard sets",
+            )
+        )
+    if not tensors_files and not indexes:
+        _refuse_pickles(folder, names)
+        return None
+    for stem in STEMS:
+        index = indexes.get((stem, variant))
+        single = f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors"
+        if index is not None:
+            listed = _read_index(folder, index)
+            return _complete(folder, sorted(set(listed.values())), index, tensors_files, variant)
+        if single in tensors_files:
+            return _complete(folder, [single], None, tensors_files, variant)
+    known = {variant_of(name) for name in tensors_files} | {key[1] for key in indexes}
+    raise CheckpointError(_nothing_chosen(folder, variant, known, tensors_files))
+
+
+def _nothing_chosen(
+    folder: Path, variant: str | None, known: set[str | None], names: list[str]
+) -> Problem:
+    variants = sorted(v for v in known if v)
+    if any(_PART.search(name) for name in names) and variant in known:
+        return Problem(
+            str(folder), f"{names[0]} is one part of several, but there is no index.json for it"
+        )
+    if variant is None and variants:
+        return Problem(
+            str(folder), f"only variants are here: {', '.join(variants)}", "choose with --variant"
+        )
+    if variant is not None and variant not in known:
+        have = ", ".join(v or "(none)" for v in sorted(known, key=str))
+        return Problem(str(folder), f"no weights of variant {variant!r}; there are: {have}")
+    return Problem(
+        str(folder),
+        f"{names[0]} has no name that diffusers or transformers would load",
+        "give the .safetensors file itself as SRC",
+    )
+
+
+def _refuse_pickles(folder: Path, names: Iterable[str]) -> None:
+    pickled = [
+        name for name in names if Path(name).suffix in PICKLES and name != "training_args.bin"
+    ]
+    if pickled:
+        raise CheckpointError(
+            Problem(
+                str(folder),
+                f"its weights are pickled ({pickled[0]}); shardc never unpickles",
+                "save the model with safe_serialization=True",
+            )
+        )
+
+
+def _read_index(folder: Path, name: str) -> Mapping[str, str]:
+    where = str(folder / name)
+    try:
+        document = parse_json((folder / name).read_bytes(), where)
+    except OSError as error:
+        raise CheckpointError(Problem(where, f"cannot read it: {error.strerror}")) from error
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(Problem(where, "has no weight_map of tensor names to file names"))
+    if not weight_map:
+        raise CheckpointError(Problem(where, "its weight_map is empty"))
+    return weight_map
+
+
+def _complete(
+    folder: Path, chosen: list[str], index: str | None, present: list[str], variant: str | None
+) -> Weights:
+    problems = []
+    for name in chosen:
+        if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
+            problems.append(Problem(str(folder / str(index)), f"{name!r} leaves the folder"))
+        elif not (folder / name).exists():
+            dangling = (folder / name).is_symlink()
+            what = "is a link to a missing file" if dangling else "is missing"
+            listed = f", but {index} lists it" if index else ""
+            problems.append(Problem(str(folder), f"{name} {what}{listed}"))
+        elif not name.endswith(".safetensors"):
+            problems.append(
+                Problem(str(folder / str(index)), f"{name!r} is not a safetensors file")
+            )
+    others = [name for name in present if name not in chosen]
+    left_out = [name for name in others if variant_of(name) not in (None, variant)]
+    if variant is not None:  # the plain weights beside the chosen variant
+        left_out += [name for name in others if variant_of(name) is None and name.startswith(STEMS)]
+    problems += [
+        Problem(
+            str(folder),
+            f"{name} is a stray weight file: {index or chosen[0]} does not account for it",
+            "move it away if it is not part of the model",
+        )
+        for name in sorted(set(others) - set(left_out))
+    ]
+    if problems:
+        raise CheckpointError(problems)
+    return Weights(tuple(chosen), index, tuple(sorted(left_out)), variant)
+
+
+def read_headers(folder: Path, weights: Weights) -> dict[str, Header]:
+    """The headers of all chosen files, checked against the index; CheckpointError lists all."""
+    headers: dict[str, Header] = {}
+    problems: list[Problem] = []
+    for name in weights.files:
+        try:
+            headers[name] = read_header(folder / name)
+        except CheckpointError as error:
+            problems += error.problems
+    holder: dict[str, str] = {}
+    for name, header in headers.items():
+        if "shardc" in header.metadata or "DCP_SHARDING_INFO" in header.metadata:
+            problems.append(
+                Problem(str(folder / name), "its metadata says that it is one rank's shard")
+            )
+        for tensor in header.tensors:
+            if tensor.name in holder:
+                problems.append(
+                    Problem(
+                        str(folder),
+                        f"tensor {tensor.name!r} is in both {holder[tensor.name]} and {name}",
+                    )
+                )
+            holder[tensor.name] = name
+    if weights.index is not None and len(headers) == len(weights.files):
+        problems += _index_problems(folder, weights.index, holder)
+    if problems:
+        raise CheckpointError(problems)
+    return headers
+
+
+def _index_problems(folder: Path, index: str, holder: Mapping[str, str]) -> list[Problem]:
+    where = str(folder / index)
+    weight_map = _read_index(folder, index)
+    problems = []
+    for tensor, name in weight_map.items():
+        if tensor not in holder:
+            problems.append(Problem(where, f"lists tensor {tensor!r} in {name}, which lacks it"))
+        elif holder[tensor] != name:
+            problems.append(
+                Problem(where, f"lists tensor {tensor!r} in {name}, it is in {holder[tensor]}")
+            )
+    problems += [
+        Problem(where, f"does not list tensor {tensor!r} of {name}")
+        for tensor, name in holder.items()
+        if tensor not in weight_map
+    ]
+    return problems
