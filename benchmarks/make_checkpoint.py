@@ -190,11 +190,11 @@ def _qwen3(c: Config) -> Iterator[Tensor]:
 class Shape:
     """A published pipeline: what its configs say and how its transformer's tensors follow."""
 
-    pipeline: Config
-    transformer: Config
+    pipeline: Config  # model_index.json
     generate: Callable[[Config], Iterator[Tensor]]
-    scheduler: Config = field(default_factory=dict)  # where it differs from SCHEDULER
+    transformer: Config
     text_encoder: Config | None = None
+    scheduler: Config = field(default_factory=dict)  # where it differs from SCHEDULER
 
 
 def _pipeline(name: str, transformer: str, vae: str, **others: str) -> Config:
@@ -243,83 +243,50 @@ QWEN3: Config = {
     "sliding_window": None, "transformers_version": "4.57.3", "use_cache": True,
     "use_sliding_window": False, "vocab_size": 151936,
 }
-# fmt: on
 KLEIN: Config = {
-    "is_distilled": True,
     **_pipeline(
-        "Flux2KleinPipeline",
-        "Flux2Transformer2DModel",
-        "AutoencoderKLFlux2",
-        text_encoder="Qwen3ForCausalLM",
-        tokenizer="Qwen2TokenizerFast",
+        "Flux2KleinPipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2",
+        text_encoder="Qwen3ForCausalLM", tokenizer="Qwen2TokenizerFast",
     ),
+    "is_distilled": True,
 }
 SHAPES: dict[str, Shape] = {
     "flux2-klein-4b": Shape(
-        pipeline=KLEIN,
-        transformer={
-            **FLUX2,
-            "joint_attention_dim": 7680,
-            "num_attention_heads": 24,
-            "num_layers": 5,
-            "num_single_layers": 20,
+        KLEIN, _flux2,
+        FLUX2 | {
+            "joint_attention_dim": 7680, "num_attention_heads": 24,
+            "num_layers": 5, "num_single_layers": 20,
         },
-        generate=_flux2,
-        text_encoder={
-            **QWEN3,
-            "hidden_size": 2560,
-            "intermediate_size": 9728,
-            "tie_word_embeddings": True,
-        },
+        QWEN3 | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
     ),
     "flux2-klein-9b": Shape(
-        pipeline=KLEIN,
-        transformer={
-            **FLUX2,
-            "joint_attention_dim": 12288,
-            "num_attention_heads": 32,
-            "num_layers": 8,
-            "num_single_layers": 24,
+        KLEIN, _flux2,
+        FLUX2 | {
+            "joint_attention_dim": 12288, "num_attention_heads": 32,
+            "num_layers": 8, "num_single_layers": 24,
         },
-        generate=_flux2,
-        text_encoder={
-            **QWEN3,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "tie_word_embeddings": False,
-        },
+        QWEN3 | {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False},
     ),
     "flux1-dev": Shape(
-        pipeline=_pipeline(
-            "FluxPipeline",
-            "FluxTransformer2DModel",
-            "AutoencoderKL",
-            text_encoder="CLIPTextModel",
-            text_encoder_2="T5EncoderModel",
-            tokenizer="CLIPTokenizer",
-            tokenizer_2="T5TokenizerFast",
+        _pipeline(
+            "FluxPipeline", "FluxTransformer2DModel", "AutoencoderKL",
+            text_encoder="CLIPTextModel", text_encoder_2="T5EncoderModel",
+            tokenizer="CLIPTokenizer", tokenizer_2="T5TokenizerFast",
         ),
-        transformer=FLUX1,
-        generate=_flux1,
+        _flux1, FLUX1,
     ),
     "qwen-image": Shape(
-        pipeline=_pipeline(
-            "QwenImagePipeline",
-            "QwenImageTransformer2DModel",
-            "AutoencoderKLQwenImage",
-            text_encoder="Qwen2_5_VLForConditionalGeneration",
-            tokenizer="Qwen2Tokenizer",
+        _pipeline(
+            "QwenImagePipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage",
+            text_encoder="Qwen2_5_VLForConditionalGeneration", tokenizer="Qwen2Tokenizer",
         ),
-        transformer=QWEN_IMAGE,
-        generate=_qwen_image,
+        _qwen_image, QWEN_IMAGE,
         scheduler={
-            "max_image_seq_len": 8192,
-            "max_shift": 0.9,
-            "shift": 1.0,
-            "shift_terminal": 0.02,
+            "max_image_seq_len": 8192, "max_shift": 0.9, "shift": 1.0, "shift_terminal": 0.02,
         },
     ),
 }
+# fmt: on
 
 
 def _scaled(config: Config, scale: float) -> Config:
@@ -460,6 +427,28 @@ def write_weights(
         write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One folder of weights: the stem of its files, its config.json and its tensors."""
+
+    stem: str
+    config: Config
+    contents: list[Tensor]
+
+
+def components(
+    shape_name: str, *, scale: float = 1.0, text_encoder: bool = False
+) -> dict[str, Component]:
+    """The components to write, by folder; ValueError for a text encoder the shape has not."""
+    config, contents = transformer_config(shape_name, scale), tensors(shape_name, scale)
+    found = {"transformer": Component("diffusion_pytorch_model", config, contents)}
+    if text_encoder:
+        config = text_encoder_config(shape_name, scale)
+        contents = text_encoder_tensors(shape_name, scale)
+        found["text_encoder"] = Component("model", config, contents)
+    return found
+
+
 def make_checkpoint(
     shape_name: str,
     out: Path,
@@ -474,36 +463,27 @@ def make_checkpoint(
 ) -> None:
     """Write the pipeline folder; `advance` is told the bytes of every write of weights."""
     shape, kind = SHAPES[shape_name], DTYPES[dtype]
-    version = {"_diffusers_version": DIFFUSERS_VERSION}
-    parts: list[tuple[str, str, Config, list[Tensor]]] = [
-        (
-            "transformer",
-            "diffusion_pytorch_model",
-            transformer_config(shape_name, scale),
-            tensors(shape_name, scale),
-        )
-    ]
-    if text_encoder:
-        config = {**text_encoder_config(shape_name, scale), "dtype": kind.torch_name}
-        parts.append(("text_encoder", "model", config, text_encoder_tensors(shape_name, scale)))
-    for component, stem, config, contents in parts:
+    parts = components(shape_name, scale=scale, text_encoder=text_encoder)
+    for name, part in parts.items():
         write_weights(
-            out / component,
-            stem,
-            contents,
+            out / name,
+            part.stem,
+            part.contents,
             dtype=kind,
             seed=seed,
             files=files,
             max_file_bytes=max_file_bytes,
             advance=advance,
         )
-        write_json(out / component / "config.json", config)
-    write_json(
-        out / "scheduler" / "scheduler_config.json", {**SCHEDULER, **shape.scheduler, **version}
-    )
-    for component, entry in shape.pipeline.items():
-        if component.startswith("tokenizer"):
-            write_json(out / component / "tokenizer_config.json", {"tokenizer_class": entry[1]})
+        # diffusers' config.json has no dtype, transformers' has.
+        extra = {"dtype": kind.torch_name} if name == "text_encoder" else {}
+        write_json(out / name / "config.json", {**part.config, **extra})
+    version = {"_diffusers_version": DIFFUSERS_VERSION}
+    scheduler = {**SCHEDULER, **shape.scheduler, **version}
+    write_json(out / "scheduler" / "scheduler_config.json", scheduler)
+    for name, entry in shape.pipeline.items():
+        if name.startswith("tokenizer"):
+            write_json(out / name / "tokenizer_config.json", {"tokenizer_class": entry[1]})
     write_json(out / "model_index.json", {**shape.pipeline, **version})
 
 
@@ -545,24 +525,26 @@ def _size(_context: click.Context, _parameter: click.Parameter, text: str) -> in
     show_default=True,
     help="Write the Qwen3 text encoder too (klein only).",
 )
-def main(shape: str, out: Path, **options: Any) -> None:
+def main(shape: str, out: Path, scale: float, text_encoder: bool, dtype: str, **cut: Any) -> None:
     """Write a pipeline folder OUT with the true names and shapes of SHAPE, and random weights.
 
     Example: python -m benchmarks.make_checkpoint flux2-klein-4b klein --scale 0.2
     """
     if out.is_dir() and any(out.iterdir()):
         raise click.UsageError(f"{out} is not empty; name a new folder")
-    scale, dtype = options["scale"], DTYPES[options["dtype"]]
+    what: dict[str, Any] = {"scale": scale, "text_encoder": text_encoder}
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
-        contents = tensors(shape, scale)
-        if options["text_encoder"]:
-            contents += text_encoder_tensors(shape, scale)
-        total_bytes = sum(math.prod(dims) for _, dims in contents) * dtype.item_bytes
+        parts = components(shape, **what).values()
+        count = sum(math.prod(dims) for part in parts for _, dims in part.contents)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task("", total=total_bytes)
-            make_checkpoint(shape, out, advance=lambda n: progress.advance(task, n), **options)
+            task = progress.add_task("", total=count * DTYPES[dtype].item_bytes)
+
+            def advance(size_bytes: int) -> None:
+                progress.advance(task, size_bytes)
+
+            make_checkpoint(shape, out, dtype=dtype, advance=advance, **what, **cut)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

@@ -18,9 +18,7 @@ from shardc.checkpoint import CONFIG, INDEX_NAME, Component
 from shardc.errors import OutputError, Problem, ShardSetError
 from shardc.execute import Digests, default_workers, execute
 from shardc.files import carry_file, copy_file, keep_file, new_folder, sync_folders, write_file
-from shardc.layout import Replicate
-from shardc.planner import ComponentPlan, Plan
-from shardc.shardset import (
+from shardc.index import (
     FORMAT_VERSION,
     FileEntry,
     Index,
@@ -33,6 +31,8 @@ from shardc.shardset import (
     placement_entry,
     range_entries,
 )
+from shardc.layout import Replicate
+from shardc.planner import ComponentPlan, Plan
 
 DEFAULT_MEMORY_BYTES = 64 * 1024 * 1024
 

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from shardc.builder import BuildReport, Resources, build, check_digests, check_space, peak_rss_bytes
 from shardc.checkpoint import Checkpoint, Component, Stored
+from shardc.errors import ShardSetError
 from shardc.execute import default_workers, execute
 from shardc.files import carry_file, new_folder, sync_folders, write_file
 from shardc.header import dump_header, lay_out, tensor_bytes
+from shardc.index import Index
 from shardc.manifest import parse_manifest
 from shardc.planner import ComponentPlan, Move, Options, OutFile, Plan, plan_component
-from shardc.shardset import Index, ShardSet, as_component, open_shard_set
+from shardc.shardset import ShardSet, as_component, open_shard_set
+from shardc.verifier import copy_problems
 
 
 def reshard(
@@ -25,6 +28,8 @@ def reshard(
     Raises ShardSetError, PlanError (the degree is not legal) or OutputError.
     """
     shard_set = open_shard_set(path)
+    if problems := copy_problems(shard_set):
+        raise ShardSetError(problems)
     plans: list[ComponentPlan] = []
     for name, index in shard_set.components.items():
         manifest = parse_manifest(index.manifest.text, index.manifest.name)
@@ -51,6 +56,8 @@ def merge(path: Path, out: Path, resources: Resources, *, force: bool = False) -
     started = time.monotonic()
     shard_set = open_shard_set(path)
     components = {name: as_component(shard_set, name) for name in shard_set.components}
+    if problems := copy_problems(shard_set):
+        raise ShardSetError(problems)
     check_space(out, sum(component.size_bytes for component in components.values()))
     with new_folder(out, force=force) as folder:
         for extra in _rest(shard_set):

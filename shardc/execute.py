@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from shardc.checkpoint import SourceFile
-from shardc.errors import CheckpointError, OutputError, Problem
+from shardc.fileio import Bytes, Output, Source
 from shardc.planner import Move, OutFile
 from shardc.schedule import Batch, Geometry, Part, chunk_bytes, geometry, schedule
 
 Progress = Callable[[int], None]
-Bytes = npt.NDArray[np.uint8]
 
 NUMPY_DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -65,8 +62,8 @@ def execute(
     limit = chunk_bytes(memory_bytes, workers)
     digests: dict[int, Digests] = {}
     with ExitStack() as stack:
-        readers = [stack.enter_context(_Source(source)) for source in sources]
-        writers = [stack.enter_context(_Output(folder / file.name, file)) for file in files]
+        readers = [stack.enter_context(Source(source)) for source in sources]
+        writers = [stack.enter_context(Output(folder / file.name, file)) for file in files]
         batches = schedule(moves, limit)
         lock = threading.Lock()
         failed = threading.Event()
@@ -96,7 +93,7 @@ def execute(
                 failed.set()  # Ctrl-C lands here: the other workers stop after their batch
                 raise
             if fsync:
-                list(pool.map(_Output.sync, writers))
+                list(pool.map(Output.sync, writers))
         for reader in readers:
             reader.check_unchanged()
     return digests
@@ -104,137 +101,6 @@ def execute(
 
 def _batch_bytes(batch: Batch) -> int:
     return sum(part.info.size_bytes for _, move in batch.moves for part in move.sources)
-
-
-class _Source:
-    """A weight file opened for positioned reads."""
-
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-
-    def __enter__(self) -> _Source:
-        try:
-            self._fd = os.open(self._file.path, os.O_RDONLY)
-        except OSError as error:
-            raise CheckpointError(
-                Problem(str(self._file.path), f"cannot open it: {error.strerror}")
-            ) from error
-        self._first = os.fstat(self._fd)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def read(self, offset: int, into: Bytes, tensor: str) -> None:
-        """Fill `into` from `offset` bytes into the data."""
-        view = into.data
-        at = self._file.data_start + offset
-        while view:
-            try:
-                count = os.preadv(self._fd, [view], at)
-            except OSError as error:
-                raise CheckpointError(
-                    Problem(
-                        str(self._file.path),
-                        f"tensor {tensor!r}: reading {len(view)} bytes at {at} failed: "
-                        f"{error.strerror}",
-                    )
-                ) from error
-            if count == 0:
-                raise CheckpointError(
-                    Problem(
-                        str(self._file.path),
-                        f"tensor {tensor!r}: the file ends at byte {at}, "
-                        f"{len(view)} bytes are missing: it shrank since its header was read",
-                    )
-                )
-            view, at = view[count:], at + count
-
-    def check_unchanged(self) -> None:
-        """The open file must still be the one that was planned for."""
-        now, first = os.fstat(self._fd), self._first
-        if (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns) or (
-            now.st_size != self._file.size_bytes
-        ):
-            raise CheckpointError(
-                Problem(
-                    str(self._file.path),
-                    f"changed during the build ({self._file.size_bytes} bytes, now {now.st_size})",
-                    "build again from a source at rest",
-                )
-            )
-
-
-class _Output:
-    """A shard file: made at its full size, header first, then written by position."""
-
-    def __init__(self, path: Path, file: OutFile) -> None:
-        self._path = path
-        self._plan = file
-        self._data_start = len(file.header)
-
-    def __enter__(self) -> _Output:
-        with self._errors():
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            try:
-                _allocate(self._fd, self._plan.size_bytes)
-                self._write_at(0, memoryview(self._plan.header))
-            except BaseException:
-                os.close(self._fd)
-                raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def write(self, offset: int, data: Bytes) -> None:
-        with self._errors():
-            self._write_at(self._data_start + offset, data.data)
-
-    def read_back(self, offset: int, into: Bytes) -> None:
-        with self._errors():
-            view, at = into.data, self._data_start + offset
-            while view:
-                count = os.preadv(self._fd, [view], at)
-                if count == 0:
-                    raise OSError(errno.EIO, "the file ends early")
-                view, at = view[count:], at + count
-
-    def sync(self) -> None:
-        with self._errors():
-            os.fsync(self._fd)
-
-    def _write_at(self, at: int, view: memoryview) -> None:
-        while view:
-            count = os.pwrite(self._fd, view, at)
-            view, at = view[count:], at + count
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            hint = "free some space, or choose another -o" if error.errno == errno.ENOSPC else ""
-            raise OutputError(
-                Problem(
-                    str(self._path),
-                    f"cannot write its {self._plan.size_bytes} bytes: {error.strerror}",
-                    hint,
-                )
-            ) from error
-
-
-def _allocate(fd: int, size: int) -> None:
-    """Reserve the blocks now, so that a full disk shows before any work is done."""
-    if hasattr(os, "posix_fallocate") and size:
-        try:
-            os.posix_fallocate(fd, 0, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
-    os.ftruncate(fd, size)
 
 
 class _Digest:
@@ -261,7 +127,7 @@ class _Worker:
     """One thread's buffers, and the moving of one batch after another through them."""
 
     def __init__(
-        self, readers: Sequence[_Source], writers: Sequence[_Output], limit_bytes: int
+        self, readers: Sequence[Source], writers: Sequence[Output], limit_bytes: int
     ) -> None:
         self._readers = readers
         self._writers = writers

@@ -15,11 +15,11 @@ import xxhash
 from shardc.checkpoint import Checkpoint, Component, Stored, Tensor, spans
 from shardc.errors import ManifestError, PlanError, Problem
 from shardc.header import DTYPE_BITS, TensorInfo, dump_header, lay_out
+from shardc.index import FORMAT_VERSION, REPLICATED, placement_json, rank_stem
 from shardc.layout import Piece, Placement, Replicate, rank_pieces
 from shardc.manifest import Dims, Manifest, Profile
 from shardc.region import Region
 from shardc.resolve import Resolution, placements, resolve
-from shardc.shardset import FORMAT_VERSION, REPLICATED, placement_json, rank_stem
 
 DEFAULT_PART_BYTES = 4_000_000_000
 MAX_DEGREE = 1024

@@ -1,18 +1,10 @@
-"""The shard set on disk: its file names, its index, and reading one back as a checkpoint.
-
-The format's spec is docs/format.md. The loaders share this module.
-"""
+"""The shard set on disk: opening one, and reading it back as a checkpoint."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardc.checkpoint import (
     CONFIG,
@@ -28,178 +20,7 @@ from shardc.checkpoint import (
 )
 from shardc.errors import CheckpointError, Problem, ShardSetError
 from shardc.header import TensorInfo, parse_json, read_header
-from shardc.layout import (
-    Block,
-    FusedLayout,
-    Piece,
-    Placement,
-    Replicate,
-    Shard,
-    padding,
-)
-
-FORMAT_VERSION = "1.0"  # a reader refuses another major number
-REPLICATED = "replicated"
-
-Count = Annotated[int, Field(ge=0, strict=True)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # XXH3-128, big-endian hex
-FileName = Annotated[
-    str, Field(pattern=r"^(rank-\d{5}-of-\d{5}|replicated)(-part-\d{5})?\.safetensors$")
-]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class BlockEntry(_Strict):
-    size: Count
-    unit: Annotated[int, Field(ge=1, strict=True)] = 1
-    repeat: bool = False
-
-
-class PlacementEntry(_Strict):
-    kind: Literal["replicate", "shard", "packed_shard"]
-    dim: Count | None = None
-    blocks: tuple[BlockEntry, ...] = ()
-    padded: Count | None = None
-    layout: FusedLayout | None = None
-    deinterleave: bool | None = None
-
-
-class Zeros(_Strict):
-    zeros: Count
-
-
-class ShardEntry(_Strict):
-    """One stored part: its file, digest, and the global ranges along the dim in local order."""
-
-    file: FileName
-    digest: Digest
-    ranges: tuple[tuple[Count, Count] | Zeros, ...] | None = None
-
-
-class TensorEntry(_Strict):
-    """One tensor. `shards`: a part a rank, or the one replicated part. `origin`: source file."""
-
-    dtype: str
-    shape: tuple[Count, ...]
-    style: str
-    placement: PlacementEntry
-    origin: Count
-    digest: Digest
-    shards: tuple[ShardEntry, ...]
-
-
-class FileEntry(_Strict):
-    rank: Count | None
-    size: Count
-    digest: Digest
-
-
-class OriginEntry(_Strict):
-    name: str
-    size: Count
-    header: Digest
-
-
-class SourceEntry(_Strict):
-    class_: Annotated[str, Field(alias="class")]
-    config: Digest
-    index: str | None
-    files: tuple[OriginEntry, ...]
-
-
-class ManifestEntry(_Strict):
-    name: str
-    digest: Digest
-    text: str
-
-
-class Index(_Strict):
-    """A component's shardc.index.json: the only home of per-tensor facts."""
-
-    version: str
-    tool: str
-    tp: Annotated[int, Field(ge=1, strict=True)]
-    profile: Literal["compact", "native"]
-    dtype: Literal["keep", "bf16", "fp16", "fp32"]
-    max_part_bytes: Count
-    plan: Digest
-    manifest: ManifestEntry
-    source: SourceEntry
-    files: dict[FileName, FileEntry]
-    tensors: dict[str, TensorEntry]
-
-    def dump(self) -> bytes:
-        """Its JSON: one line a tensor, keys in a fixed order, so that it diffs and greps well."""
-        document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        tables = {key: document.pop(key, {}) for key in ("files", "tensors")}
-        lines = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
-        for key, table in tables.items():
-            rows = ",\n".join(
-                f"  {json.dumps(name, ensure_ascii=False)}: {_compact(entry)}"
-                for name, entry in table.items()
-            )
-            lines += f',\n "{key}": {{\n{rows}\n }}'
-        return (lines + "\n}\n").encode()
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def rank_stem(rank: int, tp: int) -> str:
-    """The name of a rank's file, without part and ending."""
-    return f"rank-{rank:05d}-of-{tp:05d}"
-
-
-def placement_entry(placement: Placement) -> PlacementEntry:
-    if isinstance(placement, Replicate):
-        return PlacementEntry(kind="replicate")
-    if isinstance(placement, Shard):
-        blocks = (_block_entry(placement.block),)
-        return PlacementEntry(
-            kind="shard", dim=placement.dim, blocks=blocks, padded=placement.padded
-        )
-    return PlacementEntry(
-        kind="packed_shard",
-        dim=placement.dim,
-        blocks=tuple(map(_block_entry, placement.blocks)),
-        layout=placement.layout,
-        deinterleave=placement.deinterleave,
-    )
-
-
-def _block_entry(block: Block) -> BlockEntry:
-    return BlockEntry(size=block.size, unit=block.unit, repeat=block.repeat)
-
-
-def placement_json(placement: Placement) -> dict[str, Any]:
-    return placement_entry(placement).model_dump(exclude_defaults=True)
-
-
-def range_entries(pieces: Iterable[Piece]) -> tuple[tuple[int, int] | Zeros, ...]:
-    return tuple(
-        Zeros(zeros=piece.stop) if piece.zeros else (piece.start, piece.stop) for piece in pieces
-    )
-
-
-def pieces_of(shard: ShardEntry) -> tuple[Piece, ...]:
-    return tuple(
-        padding(r.zeros) if isinstance(r, Zeros) else Piece(*r) for r in shard.ranges or ()
-    )
-
-
-def file_digest(header: bytes, tensor_digests: Iterable[str]) -> str:
-    """A shard file's digest: XXH3-128 of its header, then of its tensors' digests in data order.
-
-    So it follows from one pass in any order, and changes with any byte of the file.
-    """
-    state = xxhash.xxh3_128(header)
-    for digest in tensor_digests:
-        state.update(bytes.fromhex(digest))
-    return state.hexdigest()
+from shardc.index import Index, TensorEntry, metadata_problems, pieces_of, read_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,74 +32,6 @@ class ShardSet:
 
     def folder(self, component: str) -> Path:
         return self.path / component if component else self.path
-
-
-def read_index(path: Path) -> Index:
-    """Parse a component's index; ShardSetError lists every problem with its key."""
-    where = str(path)
-    try:
-        raw = path.read_bytes()
-        document = parse_json(raw, where)
-    except OSError as error:
-        raise ShardSetError(Problem(where, f"cannot read it: {error.strerror}")) from error
-    except CheckpointError as error:
-        raise ShardSetError(error.problems) from error
-    version = document.get("version") if isinstance(document, dict) else None
-    if not isinstance(version, str):
-        raise ShardSetError(Problem(where, "has no format version: not a shardc index"))
-    if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
-        raise ShardSetError(
-            Problem(
-                where,
-                f"format version {version}, this release reads {FORMAT_VERSION}",
-                "rebuild it, or install the release that wrote it",
-            )
-        )
-    try:
-        index = Index.model_validate(document)
-    except ValidationError as error:
-        raise ShardSetError(
-            Problem(where, f"{'.'.join(map(str, item['loc']))}: {item['msg']}")
-            for item in error.errors(include_url=False, include_context=False)
-        ) from error
-    problems = [Problem(where, reason) for reason in _index_problems(index)]
-    if problems:
-        raise ShardSetError(problems)
-    return index
-
-
-def _index_problems(index: Index) -> list[str]:
-    reasons = []
-    for name, entry in index.files.items():
-        expected = REPLICATED if entry.rank is None else rank_stem(entry.rank, index.tp)
-        if name.removesuffix(".safetensors").split("-part-")[0] != expected:
-            reasons.append(f"file {name} is said to hold rank {entry.rank} of {index.tp}")
-    for name, tensor in index.tensors.items():
-        count = 1 if tensor.placement.kind == "replicate" else index.tp
-        if len(tensor.shards) != count:
-            reasons.append(f"tensor {name!r} has {len(tensor.shards)} shards, {count} expected")
-            continue
-        if tensor.origin >= len(index.source.files):
-            reasons.append(f"tensor {name!r} comes from file {tensor.origin}, which is not listed")
-        dim = tensor.placement.dim
-        if (dim is None) != (tensor.placement.kind == "replicate") or (
-            dim is not None and dim >= len(tensor.shape)
-        ):
-            reasons.append(f"tensor {name!r} of shape {list(tensor.shape)} is cut along {dim}")
-            continue
-        for rank, shard in enumerate(tensor.shards):
-            holder = index.files.get(shard.file)
-            owner = None if dim is None else rank
-            if holder is None or holder.rank != owner:
-                reasons.append(f"tensor {name!r}: shard {rank} cannot be in {shard.file}")
-            if (shard.ranges is None) != (dim is None):
-                reasons.append(f"tensor {name!r}: shard {rank} lacks ranges, or has them in vain")
-            elif dim is not None and any(
-                not piece.zeros and not piece.start <= piece.stop <= tensor.shape[dim]
-                for piece in pieces_of(shard)
-            ):
-                reasons.append(f"tensor {name!r}: ranges of shard {rank} leave {tensor.shape[dim]}")
-    return reasons
 
 
 def open_shard_set(path: Path) -> ShardSet:
@@ -365,22 +118,6 @@ def as_component(shard_set: ShardSet, name: str) -> Component:
         extras,
         (),
     )
-
-
-def metadata_problems(index: Index, entry: FileEntry, metadata: Mapping[str, str]) -> list[str]:
-    """A shard that belongs to another set, or sits in another rank's place."""
-    try:
-        facts = json.loads(metadata.get("shardc", "null"))
-    except ValueError:
-        facts = None
-    if not isinstance(facts, dict):
-        return ["its metadata lacks the shardc key"]
-    expected = {"tp": index.tp, "rank": entry.rank, "plan": index.plan}
-    return [
-        f"its metadata says {key} {facts.get(key)}, the index says {value}"
-        for key, value in expected.items()
-        if facts.get(key) != value
-    ]
 
 
 def _parts(
