@@ -2,8 +2,8 @@
 
 The names, shapes and their order are those of the diffusers and transformers classes, generated
 here from config values: neither library is imported. Weights are streamed, so that memory stays
-flat whatever the size, and depend only on the seed and the tensor's name. A component of
-model_index.json that is not written (the VAE, most text encoders) has no folder.
+flat whatever the size, and depend only on the seed and the tensor's name. model_index.json names
+only what is written: no VAE, and a text encoder where one is asked for.
 """
 
 from __future__ import annotations
@@ -484,7 +484,12 @@ def make_checkpoint(
     for name, entry in shape.pipeline.items():
         if name.startswith("tokenizer"):
             write_json(out / name / "tokenizer_config.json", {"tokenizer_class": entry[1]})
-    write_json(out / "model_index.json", {**shape.pipeline, **version})
+    written = {
+        name: entry
+        for name, entry in shape.pipeline.items()
+        if name.startswith("_") or (out / name).is_dir()
+    }
+    write_json(out / "model_index.json", {**written, **version})
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, text: str) -> int:

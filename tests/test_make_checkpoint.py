@@ -17,10 +17,9 @@ from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks import make_checkpoint as mc
 
-from benchmarks import make_checkpoint as mc  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 BILLIONS = {"flux2-klein-4b": 3.88, "flux2-klein-9b": 9.08, "flux1-dev": 11.90, "qwen-image": 20.43}
 KLEIN = ("flux2-klein-4b", "flux2-klein-9b")
