@@ -1,0 +1,104 @@
+"""What the documents show is what happens: commands run, examples hold, tables match the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardc
+from shardc.errors import ShardcError
+from shardc.index import Index, TensorEntry
+from shardc.manifest import Rule, Style
+from tests.checkpoints import Data, component
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.M | re.S)
+
+
+def commands(document: Path) -> list[str]:
+    shown = "".join(blocks(document, "console"))
+    return [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if commands(d)], ids=lambda d: d.name)
+def test_every_command_shown_runs(document: Path, tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands(document):
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    for block in blocks(document, "python"):
+        subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
+
+
+def test_every_command_has_its_place_in_the_readme() -> None:
+    shown = {command.split()[1] for command in commands(ROOT / "README.md")}
+    assert {"demo", "plan", "build", "verify", "inspect", "merge", "reshard", "manifest"} <= shown
+
+
+def test_links_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if not link.startswith("http"):
+                assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_manifest_document_names_every_key_and_style() -> None:
+    text = (ROOT / "docs" / "manifest.md").read_text()
+    for field in Rule.model_fields:
+        assert f"| `{field}` |" in text
+    for style in Style.__args__:  # type: ignore[attr-defined]
+        assert f"| `{style}` |" in text
+
+
+def test_format_document_names_every_key_of_the_index() -> None:
+    text = (ROOT / "docs" / "format.md").read_text()
+    for field in (*Index.model_fields, *TensorEntry.model_fields):
+        assert f"`{field}`" in text
+
+
+def rows(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def test_the_worked_example_holds(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "manifest.md").read_text().split("## A worked example")[1]
+    src = component(
+        tmp_path / "src",
+        {"blocks.0.attn.qkv.weight": Data.count("F32", (64, 2))},
+        config={"heads": 4, "kv_heads": 2, "head_dim": 8},
+    )
+    toml = re.findall(r"```toml\n(.*?)```", text, re.S)[0]
+    rules = tmp_path / "m.toml"
+    rules.write_text(f'schema = 1\nlibrary = "diffusers"\nclass = "TinyModel"\n{toml}')
+    table = re.findall(r"^\| (\d+) \| ([\d, -]*)\| (.*) \|$", text, re.M)
+    assert [tp for tp, _, _ in table] == ["2", "4", "3", "8"]
+    for tp, held, says in table:
+        if held.strip():
+            planned = shardc.plan(src, int(tp), manifest=rules).components[0].tensors[0]
+            mine = [row for piece in planned.pieces[0] for row in range(piece.start, piece.stop)]
+            assert mine == rows(held)
+        else:
+            reason = says.removeprefix("refused: ").split(" (")[0]
+            with pytest.raises(ShardcError, match=re.escape(reason)):
+                shardc.plan(src, int(tp), manifest=rules)
