@@ -8,91 +8,31 @@ only what is written: no VAE, and a text encoder where one is asked for.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from shardc.header import dump_header, lay_out
+from shardc.synthetic import (
+    DTYPES,
+    Config,
+    Tensor,
+    each,
+    embedder,
+    flux2_tensors,
+    state_dict,
+    write_json,
+    write_weights,
+)
 
-Config = dict[str, Any]
-Tensor = tuple[str, tuple[int, ...]]
-Row = tuple[str, *tuple[int, ...]]  # a module's name, then the shape of its weight
-
-CHUNK_BYTES = 4 << 20
 DIFFUSERS_VERSION = "0.42.1"  # the config keys below are those this version saves
 LAYER_KEYS = ("num_layers", "num_single_layers", "num_hidden_layers")
-
-
-def _each(names: str, *shape: int) -> list[Row]:
-    return [(name, *shape) for name in names.split()]
-
-
-def _embedder(name: str, out: int, into: int) -> list[Row]:
-    return [(f"{name}.linear_1", out, into), (f"{name}.linear_2", out, out)]
-
-
-def _state_dict(
-    stem: list[Row], blocks: dict[str, tuple[int, list[Row]]], end: list[Row], *, bias: bool
-) -> Iterator[Tensor]:
-    """Every tensor of a model: its stem, each list of blocks with their count, and its end."""
-    repeated: Iterator[Row] = (
-        (f"{blocks_name}.{i}.{name}", *shape)
-        for blocks_name, (count, rows) in blocks.items()
-        for i in range(count)
-        for name, *shape in rows
-    )
-    for name, *shape in chain(stem, repeated, end):
-        yield f"{name}.weight", tuple(shape)
-        if bias and len(shape) == 2:  # a 1-d weight is an RMSNorm's, which has no bias
-            yield f"{name}.bias", (shape[0],)
-
-
-def _flux2(c: Config) -> Iterator[Tensor]:
-    unit = c["attention_head_dim"]
-    d = c["num_attention_heads"] * unit
-    mlp = int(d * c["mlp_ratio"])
-    stem = [
-        *_embedder("time_guidance_embed.timestep_embedder", d, c["timestep_guidance_channels"]),
-        *_each("double_stream_modulation_img.linear double_stream_modulation_txt.linear", 6 * d, d),
-        *_each("single_stream_modulation.linear", 3 * d, d),
-        *_each("x_embedder", d, c["in_channels"]),
-        *_each("context_embedder", d, c["joint_attention_dim"]),
-    ]
-    double = [
-        *_each("attn.to_q attn.to_k attn.to_v", d, d),
-        *_each("attn.norm_q attn.norm_k", unit),
-        *_each("attn.to_out.0", d, d),
-        *_each("attn.norm_added_q attn.norm_added_k", unit),
-        *_each("attn.add_q_proj attn.add_k_proj attn.add_v_proj attn.to_add_out", d, d),
-        *_each("ff.linear_in", 2 * mlp, d),
-        *_each("ff.linear_out", d, mlp),
-        *_each("ff_context.linear_in", 2 * mlp, d),
-        *_each("ff_context.linear_out", d, mlp),
-    ]
-    single = [
-        *_each("attn.to_qkv_mlp_proj", 3 * d + 2 * mlp, d),
-        *_each("attn.norm_q attn.norm_k", unit),
-        *_each("attn.to_out", d, d + mlp),
-    ]
-    end = [
-        *_each("norm_out.linear", 2 * d, d),
-        *_each("proj_out", c["patch_size"] ** 2 * (c["out_channels"] or c["in_channels"]), d),
-    ]
-    blocks = {
-        "transformer_blocks": (c["num_layers"], double),
-        "single_transformer_blocks": (c["num_single_layers"], single),
-    }
-    return _state_dict(stem, blocks, end, bias=False)
 
 
 def _flux1(c: Config) -> Iterator[Tensor]:
@@ -100,90 +40,90 @@ def _flux1(c: Config) -> Iterator[Tensor]:
     d = c["num_attention_heads"] * unit
     mlp = 4 * d
     qkv = [
-        *_each("attn.norm_q attn.norm_k", unit),
-        *_each("attn.to_q attn.to_k attn.to_v", d, d),
+        *each("attn.norm_q attn.norm_k", unit),
+        *each("attn.to_q attn.to_k attn.to_v", d, d),
     ]
     stem = [
-        *_embedder("time_text_embed.timestep_embedder", d, 256),
-        *(_embedder("time_text_embed.guidance_embedder", d, 256) if c["guidance_embeds"] else ()),
-        *_embedder("time_text_embed.text_embedder", d, c["pooled_projection_dim"]),
-        *_each("context_embedder", d, c["joint_attention_dim"]),
-        *_each("x_embedder", d, c["in_channels"]),
+        *embedder("time_text_embed.timestep_embedder", d, 256),
+        *(embedder("time_text_embed.guidance_embedder", d, 256) if c["guidance_embeds"] else ()),
+        *embedder("time_text_embed.text_embedder", d, c["pooled_projection_dim"]),
+        *each("context_embedder", d, c["joint_attention_dim"]),
+        *each("x_embedder", d, c["in_channels"]),
     ]
     double = [
-        *_each("norm1.linear norm1_context.linear", 6 * d, d),
+        *each("norm1.linear norm1_context.linear", 6 * d, d),
         *qkv,
-        *_each("attn.to_out.0", d, d),
-        *_each("attn.norm_added_q attn.norm_added_k", unit),
-        *_each("attn.add_q_proj attn.add_k_proj attn.add_v_proj attn.to_add_out", d, d),
-        *_each("ff.net.0.proj", mlp, d),
-        *_each("ff.net.2", d, mlp),
-        *_each("ff_context.net.0.proj", mlp, d),
-        *_each("ff_context.net.2", d, mlp),
+        *each("attn.to_out.0", d, d),
+        *each("attn.norm_added_q attn.norm_added_k", unit),
+        *each("attn.add_q_proj attn.add_k_proj attn.add_v_proj attn.to_add_out", d, d),
+        *each("ff.net.0.proj", mlp, d),
+        *each("ff.net.2", d, mlp),
+        *each("ff_context.net.0.proj", mlp, d),
+        *each("ff_context.net.2", d, mlp),
     ]
     single = [
-        *_each("norm.linear", 3 * d, d),
-        *_each("proj_mlp", mlp, d),
-        *_each("proj_out", d, d + mlp),
+        *each("norm.linear", 3 * d, d),
+        *each("proj_mlp", mlp, d),
+        *each("proj_out", d, d + mlp),
         *qkv,
     ]
     end = [
-        *_each("norm_out.linear", 2 * d, d),
-        *_each("proj_out", c["patch_size"] ** 2 * (c["out_channels"] or c["in_channels"]), d),
+        *each("norm_out.linear", 2 * d, d),
+        *each("proj_out", c["patch_size"] ** 2 * (c["out_channels"] or c["in_channels"]), d),
     ]
     blocks = {
         "transformer_blocks": (c["num_layers"], double),
         "single_transformer_blocks": (c["num_single_layers"], single),
     }
-    return _state_dict(stem, blocks, end, bias=True)
+    return state_dict(stem, blocks, end, bias=True)
 
 
 def _qwen_image(c: Config) -> Iterator[Tensor]:
     unit = c["attention_head_dim"]
     d = c["num_attention_heads"] * unit
     stem = [
-        *_embedder("time_text_embed.timestep_embedder", d, 256),
-        *_each("txt_norm", c["joint_attention_dim"]),
-        *_each("img_in", d, c["in_channels"]),
-        *_each("txt_in", d, c["joint_attention_dim"]),
+        *embedder("time_text_embed.timestep_embedder", d, 256),
+        *each("txt_norm", c["joint_attention_dim"]),
+        *each("img_in", d, c["in_channels"]),
+        *each("txt_in", d, c["joint_attention_dim"]),
     ]
     block = [
-        *_each("img_mod.1", 6 * d, d),
-        *_each("attn.norm_q attn.norm_k", unit),
-        *_each("attn.to_q attn.to_k attn.to_v", d, d),
-        *_each("attn.add_k_proj attn.add_v_proj attn.add_q_proj", d, d),
-        *_each("attn.to_out.0 attn.to_add_out", d, d),
-        *_each("attn.norm_added_q attn.norm_added_k", unit),
-        *_each("img_mlp.net.0.proj", 4 * d, d),
-        *_each("img_mlp.net.2", d, 4 * d),
-        *_each("txt_mod.1", 6 * d, d),
-        *_each("txt_mlp.net.0.proj", 4 * d, d),
-        *_each("txt_mlp.net.2", d, 4 * d),
+        *each("img_mod.1", 6 * d, d),
+        *each("attn.norm_q attn.norm_k", unit),
+        *each("attn.to_q attn.to_k attn.to_v", d, d),
+        *each("attn.add_k_proj attn.add_v_proj attn.add_q_proj", d, d),
+        *each("attn.to_out.0 attn.to_add_out", d, d),
+        *each("attn.norm_added_q attn.norm_added_k", unit),
+        *each("img_mlp.net.0.proj", 4 * d, d),
+        *each("img_mlp.net.2", d, 4 * d),
+        *each("txt_mod.1", 6 * d, d),
+        *each("txt_mlp.net.0.proj", 4 * d, d),
+        *each("txt_mlp.net.2", d, 4 * d),
     ]
     end = [
-        *_each("norm_out.linear", 2 * d, d),
-        *_each("proj_out", c["patch_size"] ** 2 * c["out_channels"], d),
+        *each("norm_out.linear", 2 * d, d),
+        *each("proj_out", c["patch_size"] ** 2 * c["out_channels"], d),
     ]
-    return _state_dict(stem, {"transformer_blocks": (c["num_layers"], block)}, end, bias=True)
+    return state_dict(stem, {"transformer_blocks": (c["num_layers"], block)}, end, bias=True)
 
 
 def _qwen3(c: Config) -> Iterator[Tensor]:
     d, unit, mlp = c["hidden_size"], c["head_dim"], c["intermediate_size"]
     q, kv = c["num_attention_heads"] * unit, c["num_key_value_heads"] * unit
     layer = [
-        *_each("self_attn.q_proj", q, d),
-        *_each("self_attn.k_proj self_attn.v_proj", kv, d),
-        *_each("self_attn.o_proj", d, q),
-        *_each("self_attn.q_norm self_attn.k_norm", unit),
-        *_each("mlp.gate_proj mlp.up_proj", mlp, d),
-        *_each("mlp.down_proj", d, mlp),
-        *_each("input_layernorm post_attention_layernorm", d),
+        *each("self_attn.q_proj", q, d),
+        *each("self_attn.k_proj self_attn.v_proj", kv, d),
+        *each("self_attn.o_proj", d, q),
+        *each("self_attn.q_norm self_attn.k_norm", unit),
+        *each("mlp.gate_proj mlp.up_proj", mlp, d),
+        *each("mlp.down_proj", d, mlp),
+        *each("input_layernorm post_attention_layernorm", d),
     ]
-    stem = _each("model.embed_tokens", c["vocab_size"], d)
-    end = _each("model.norm", d)
+    stem = each("model.embed_tokens", c["vocab_size"], d)
+    end = each("model.norm", d)
     if not c["tie_word_embeddings"]:  # a tied head is not saved
-        end += _each("lm_head", c["vocab_size"], d)
-    return _state_dict(stem, {"model.layers": (c["num_hidden_layers"], layer)}, end, bias=False)
+        end += each("lm_head", c["vocab_size"], d)
+    return state_dict(stem, {"model.layers": (c["num_hidden_layers"], layer)}, end, bias=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +192,7 @@ KLEIN: Config = {
 }
 SHAPES: dict[str, Shape] = {
     "flux2-klein-4b": Shape(
-        KLEIN, _flux2,
+        KLEIN, flux2_tensors,
         FLUX2 | {
             "joint_attention_dim": 7680, "num_attention_heads": 24,
             "num_layers": 5, "num_single_layers": 20,
@@ -260,7 +200,7 @@ SHAPES: dict[str, Shape] = {
         QWEN3 | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
     ),
     "flux2-klein-9b": Shape(
-        KLEIN, _flux2,
+        KLEIN, flux2_tensors,
         FLUX2 | {
             "joint_attention_dim": 12288, "num_attention_heads": 32,
             "num_layers": 8, "num_single_layers": 24,
@@ -318,113 +258,6 @@ def tensors(shape_name: str, scale: float = 1.0) -> list[Tensor]:
 def text_encoder_tensors(shape_name: str, scale: float = 1.0) -> list[Tensor]:
     """Names and shapes of the text encoder's tensors, in the order of its state dict."""
     return list(_qwen3(text_encoder_config(shape_name, scale)))
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """A float dtype and the masks that turn random bits into finite values of it.
-
-    The sign, the mantissa and the two lowest exponent bits stay random, the rest of the exponent
-    is set: magnitudes lie in [1/128, 1/8).
-    """
-
-    name: str  # in safetensors
-    torch_name: str  # in config.json of transformers
-    item_bytes: int
-    keep: int
-    put: int
-
-    def bits(self, mask: int) -> np.uint64:
-        """`mask` repeated over 64 bits."""
-        return np.uint64(int.from_bytes(mask.to_bytes(self.item_bytes) * (8 // self.item_bytes)))
-
-
-DTYPES = {
-    "bf16": DType("BF16", "bfloat16", 2, 0x81FF, 0x3C00),
-    "fp16": DType("F16", "float16", 2, 0x8FFF, 0x2000),
-    "fp32": DType("F32", "float32", 4, 0x81FFFFFF, 0x3C000000),
-}
-
-
-def random_bytes(name: str, size_bytes: int, dtype: DType, seed: int) -> Iterator[memoryview]:
-    """A tensor's little-endian bytes in chunks, the same for a seed, name, size and dtype."""
-    # Raw bits, because numpy promises their stream, not that of Generator's methods.
-    source = np.random.SFC64([seed, *name.encode()])
-    keep, put = dtype.bits(dtype.keep), dtype.bits(dtype.put)
-    for start in range(0, size_bytes, CHUNK_BYTES):
-        chunk_bytes = min(CHUNK_BYTES, size_bytes - start)
-        words = source.random_raw(-(-chunk_bytes // 8))
-        words &= keep
-        words |= put
-        yield words.astype("<u8", copy=False).data.cast("B")[:chunk_bytes]
-
-
-def split(
-    sizes: Mapping[str, int], *, files: int | None = None, max_file_bytes: int = 0
-) -> list[list[str]]:
-    """Cut tensors, in order, into `files` of about equal size, or as huggingface_hub does.
-
-    Its rule: a file is closed before the tensor that would make it exceed `max_file_bytes`.
-    ValueError where there are fewer tensors than files.
-    """
-    if files is not None and files > len(sizes):
-        raise ValueError(f"{len(sizes)} tensors do not fill {files} files")
-    groups: list[list[str]] = [[]]
-    total = sum(sizes.values())
-    at = start = 0
-    for i, (name, size) in enumerate(sizes.items()):
-        if files is None:
-            full = at + size - start > max_file_bytes
-        else:
-            due = (at + size / 2) * files >= total * len(groups)
-            full = due or len(sizes) - i <= files - len(groups)
-        if full and groups[-1]:
-            groups.append([])
-            start = at
-        groups[-1].append(name)
-        at += size
-    return groups
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write JSON as diffusers does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def write_weights(
-    folder: Path,
-    stem: str,
-    contents: Iterable[Tensor],
-    *,
-    dtype: DType,
-    seed: int = 0,
-    files: int | None = None,
-    max_file_bytes: int = 5 * 10**9,
-    advance: Callable[[int], object] = lambda _bytes: None,
-) -> None:
-    """Write STEM.safetensors, or STEM-0000i-of-0000n.safetensors and their index.
-
-    As safetensors does, tensors are ordered by name within a file.
-    """
-    shapes = dict(contents)
-    sizes = {name: math.prod(shape) * dtype.item_bytes for name, shape in shapes.items()}
-    groups = split(sizes, files=files, max_file_bytes=max_file_bytes)
-    weight_map: dict[str, str] = {}
-    folder.mkdir(parents=True, exist_ok=True)
-    for i, group in enumerate(groups, 1):
-        part = f"-{i:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
-        file_name = f"{stem}{part}.safetensors"
-        weight_map.update(dict.fromkeys(group, file_name))
-        infos = lay_out((name, dtype.name, shapes[name]) for name in sorted(group))
-        with (folder / file_name).open("wb") as file:
-            file.write(dump_header(infos, {"format": "pt"}, alignment=8))
-            for info in infos:
-                for chunk in random_bytes(info.name, info.size_bytes, dtype, seed):
-                    advance(file.write(chunk))
-    if len(groups) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-        write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 @dataclass(frozen=True, slots=True)

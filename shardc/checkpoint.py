@@ -120,6 +120,13 @@ class Checkpoint:
     missing: tuple[str, ...] = ()
 
 
+def is_shard_set(path: Path) -> bool:
+    """Whether `path` has the index of a shard set, its own or a component's."""
+    return path.is_dir() and (
+        (path / INDEX_NAME).is_file() or next(path.glob(f"*/{INDEX_NAME}"), None) is not None
+    )
+
+
 def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
     """Read what `path` holds: a pipeline folder, a component folder or a .safetensors file.
 
@@ -130,7 +137,7 @@ def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
     if not path.is_dir():
         hint = "for a Hub repo, `hf download` it first" if len(path.parts) == 2 else ""
         raise CheckpointError(Problem(str(path), "no such file or folder", hint))
-    if next(path.glob(f"**/{INDEX_NAME}"), None) is not None:
+    if is_shard_set(path):
         raise CheckpointError(
             Problem(str(path), "is a shard set, not a full checkpoint", "use `shardc reshard`")
         )

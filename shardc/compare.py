@@ -111,11 +111,13 @@ def first_difference(
     whole: StoredRows, part: StoredRows, rows: Rows | None, dtype: str, count: Progress
 ) -> str | None:
     """Where a shard is not its rows of the source; None where it is."""
-    if DTYPE_BITS[dtype] < 8 or whole.outer * whole.mid == 0 or rows is None:
+    if DTYPE_BITS[dtype] < 8:
         rows = None
     wanted_mid = whole.mid if rows is None else len(rows)
     if (part.outer, part.mid) != (whole.outer, wanted_mid):
         return f"in shape: {part.info.shape}"
+    if not whole.info.size_bytes:
+        return None
     for expected, found, where in _pairs(whole, part, rows):
         cast = _cast(expected, whole.info.dtype, dtype)
         count(found.size)

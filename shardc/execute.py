@@ -251,7 +251,8 @@ class _Worker:
     def _read_digest(self, target: Part, size: int) -> str:
         state = xxhash.xxh3_128()
         for at in range(0, size, self._limit):
-            piece = self._read[: min(self._limit, size - at)]
+            # not the read buffer: it may hold the batch's next tensors
+            piece = self._stage[: min(self._limit, size - at)]
             self._writers[target.file].read_back(target.start + at, piece)
             state.update(piece.data)
         return state.hexdigest()

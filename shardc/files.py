@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardc.checkpoint import INDEX_NAME
+from shardc.checkpoint import is_shard_set
 from shardc.errors import OutputError, Problem
 
 _FICLONE = 0x40049409  # linux/fs.h
@@ -33,7 +33,7 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
             raise OutputError(
                 Problem(str(out), "exists already", "--force replaces it, -o names another")
             )
-        if not _is_shard_set(out):
+        if not is_shard_set(out):
             raise OutputError(Problem(str(out), "is not a shard set: shardc will not replace it"))
     if partial.exists():
         if not force:
@@ -59,12 +59,6 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
             where = str(error.filename or out)
             raise OutputError(Problem(where, f"cannot write it: {error.strerror}")) from error
         raise
-
-
-def _is_shard_set(path: Path) -> bool:
-    return path.is_dir() and (
-        (path / INDEX_NAME).is_file() or next(path.glob(f"*/{INDEX_NAME}"), None) is not None
-    )
 
 
 def copy_file(source: Path, target: Path, *, fsync: bool) -> None:

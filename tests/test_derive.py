@@ -9,7 +9,7 @@ import pytest
 from shardc import library
 from shardc.derive import derive
 from shardc.errors import ManifestError
-from shardc.manifest import Manifest, parse_manifest
+from shardc.manifest import Manifest, as_tuple, parse_manifest
 
 pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
@@ -37,9 +37,7 @@ def test_diffusers_plans(name: str) -> None:
     assert set(by_module(manifest)) == set(getattr(diffusers, name)._tp_plan)
     heads = [rule for rule in manifest.rules if ".attn." in rule.patterns[0]]
     # 128 is every one of these classes' default head: no attention Linear may be cut inside it
-    assert all(
-        128 in (rule.unit if isinstance(rule.unit, tuple) else (rule.unit,)) for rule in heads
-    )
+    assert all(128 in as_tuple(rule.unit) for rule in heads)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from benchmarks import make_checkpoint as mc
+from shardc import synthetic
 
 ROOT = Path(__file__).parents[1]
 
@@ -203,11 +204,11 @@ def test_the_file_is_what_safetensors_writes(narrow: str, tmp_path: Path) -> Non
     assert path.read_bytes() == (tmp_path / "again").read_bytes()
 
 
-@pytest.mark.parametrize("dtype", mc.DTYPES)
+@pytest.mark.parametrize("dtype", synthetic.DTYPES)
 def test_values_are_finite_and_weight_like(dtype: str) -> None:
-    kind = mc.DTYPES[dtype]
-    size_bytes = mc.CHUNK_BYTES + 4  # the last chunk is partial
-    raw = b"".join(mc.random_bytes("x", size_bytes, kind, 0))
+    kind = synthetic.DTYPES[dtype]
+    size_bytes = synthetic.CHUNK_BYTES + 4  # the last chunk is partial
+    raw = b"".join(synthetic.random_bytes("x", size_bytes, kind, 0))
     assert len(raw) == size_bytes
     if dtype == "bf16":
         values = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -221,7 +222,7 @@ def test_values_are_finite_and_weight_like(dtype: str) -> None:
 
 def test_weights_are_pinned() -> None:
     """A change here changes every benchmark's input."""
-    first = b"".join(mc.random_bytes("x_embedder.weight", 16, mc.DTYPES["bf16"], 0))
+    first = b"".join(synthetic.random_bytes("x_embedder.weight", 16, synthetic.DTYPES["bf16"], 0))
     assert first.hex() == "8cbd45bd22bc0ebd52bd7e3c94bd353d"
 
 
@@ -236,7 +237,7 @@ def test_the_default_cut_is_hubs(shape: str) -> None:
         filename_pattern="x{suffix}",
         max_shard_size="5GB",
     )
-    groups = mc.split(sizes, max_file_bytes=5 * 10**9)
+    groups = synthetic.split(sizes, max_file_bytes=5 * 10**9)
     assert groups == list(plan.filename_to_tensors.values())
 
 
@@ -245,7 +246,7 @@ def test_the_default_cut_is_hubs(shape: str) -> None:
     "sizes", [{"a": 1, "b": 1, "c": 1, "d": 1, "e": 100}, dict.fromkeys("edcba", 3)]
 )
 def test_files_are_as_many_as_asked(sizes: Mapping[str, int], files: int) -> None:
-    groups = mc.split(sizes, files=files)
+    groups = synthetic.split(sizes, files=files)
     assert len(groups) == files
     assert all(groups)
     assert [name for group in groups for name in group] == list(sizes)

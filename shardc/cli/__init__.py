@@ -1,0 +1,31 @@
+"""The command line: it only translates. What it needs of shardc is imported when a command runs."""
+
+from __future__ import annotations
+
+import click
+
+import shardc
+from shardc.cli.building import build, plan
+from shardc.cli.checking import inspect, verify
+from shardc.cli.converting import merge, reshard
+from shardc.cli.demonstrating import demo
+from shardc.cli.manifests import manifest
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(shardc.__version__, prog_name="shardc")
+def main() -> None:
+    """Pre-shard diffusion checkpoints for tensor parallelism, offline and bit-exact.
+
+    \b
+    Example:
+      shardc plan FLUX.2-klein-4B --tp 8
+      shardc build FLUX.2-klein-4B --tp 8 -o klein-tp8
+      shardc verify klein-tp8 --source FLUX.2-klein-4B
+
+    Shell completion: eval "$(_SHARDC_COMPLETE=bash_source shardc)"
+    """
+
+
+for command in (build, plan, inspect, verify, merge, reshard, manifest, demo):
+    main.add_command(command)

@@ -1,0 +1,252 @@
+"""`shardc plan` and `shardc build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardc.cli.options import (
+    PATH,
+    debug_option,
+    force_option,
+    json_option,
+    planning_options,
+    quiet_option,
+    resource_options,
+    resources,
+)
+from shardc.cli.output import (
+    console,
+    degrees,
+    mebibytes,
+    progress,
+    reporting,
+    say_json,
+    size,
+    table,
+)
+from shardc.errors import PlanError, ShardcError
+
+if TYPE_CHECKING:
+    from shardc.builder import BuildReport
+    from shardc.planner import Plan
+
+
+def make_plan(src: Path, *, target: str | None, debug: bool, **options: Any) -> Plan:
+    """The plan, its target's checks and, with `debug`, its invariants; every problem at once."""
+    from shardc import api
+
+    options["components"] = options["components"] or None
+    try:
+        planned = api.plan(src, **options)
+    except PlanError as error:
+        raise PlanError([*error.problems, *_legal_hint(src, options)]) from error
+    problems = []
+    if target is not None:
+        from shardc import targets
+
+        problems += targets.check(planned, targets.TARGETS[target])
+    if debug:
+        from shardc.check import check_plan
+
+        problems += check_plan(planned)
+    if problems:
+        raise PlanError(problems)
+    return planned
+
+
+def _legal_hint(src: Path, options: dict[str, Any]) -> list[Any]:
+    """Where only the degree is wrong, which degrees are right."""
+    from shardc import api
+    from shardc.errors import Problem
+    from shardc.report import plan_report
+
+    try:
+        report = plan_report(api.plan(src, **{**options, "tp": 1}))
+    except ShardcError:
+        return []
+    return [
+        Problem(
+            part["name"] or part["class"], f"legal degrees are {degrees(part['legal_degrees'])}"
+        )
+        for part in report["components"]
+    ]
+
+
+def default_out(src: Path, tp: int) -> Path:
+    """NAME-tpN here; a Hub cache snapshot is named by its repo."""
+    resolved = src.absolute()
+    name = resolved.stem if resolved.is_file() else resolved.name
+    if resolved.parent.name == "snapshots" and resolved.parent.parent.name.startswith("models--"):
+        name = resolved.parent.parent.name.split("--")[-1]
+    return Path(f"{name}-tp{tp}")
+
+
+@click.command()
+@click.argument("src", type=PATH)
+@planning_options
+@json_option
+@debug_option
+@reporting
+def plan(src: Path, as_json: bool, debug: bool, **options: Any) -> None:
+    """Show how SRC would be cut, from its headers alone: no weight is read.
+
+    SRC: a pipeline folder, a component folder, or a .safetensors file with its config.json.
+
+    \b
+    Example:
+      shardc plan FLUX.2-klein-4B --tp 8
+      shardc plan FLUX.2-klein-4B --tp 8 --target trn2 --json
+    """
+    from shardc.report import plan_report
+
+    report = plan_report(make_plan(src, debug=debug, **options))
+    if as_json:
+        say_json(report)
+    else:
+        show_plan(report)
+
+
+def show_plan(report: dict[str, Any]) -> None:
+    """A plan's report as tables."""
+    out = console()
+    main = table(
+        "component",
+        "class",
+        "manifest",
+        ">params",
+        ">source",
+        ">a rank",
+        ">replicated",
+        ">files",
+        title=f"{report['source']} at tp {report['tp']}, profile {report['profile']}",
+    )
+    for part in report["components"]:
+        main.add_row(
+            part["name"] or ".",
+            part["class"],
+            part["manifest"],
+            f"{part['parameters'] / 1e9:.2f} B",
+            size(part["source_bytes"]),
+            size(max(part["rank_bytes"])),
+            f"{size(part['replicated_bytes'])} ({part['replicated_share']:.1%})",
+            str(part["files"]),
+        )
+    for part in report["kept"]:
+        main.add_row(
+            part["name"],
+            part["class"] or "",
+            f"kept whole: {part['why']}",
+            "",
+            size(part["bytes"]),
+            size(part["bytes"]),
+            "",
+            "",
+        )
+    out.print(main)
+    out.print(f"A rank holds {size(report['rank_bytes'])} in all.")
+    for part in report["components"]:
+        out.print()
+        out.print(f"[bold]{part['name'] or part['class']}[/bold]")
+        facts = table("", "")
+        facts.show_header = False
+        profiles = part["profiles"].items()
+        facts.add_row(
+            "bytes a rank by profile",
+            ", ".join(f"{k} {'not legal' if v is None else size(v)}" for k, v in profiles),
+        )
+        facts.add_row(
+            "dtypes", ", ".join(f"{k}: {v['tensors']} tensors" for k, v in part["dtypes"].items())
+        )
+        if part["cast"]:
+            facts.add_row("cast", f"{part['cast']} tensors to {report['dtype']}")
+        if part["largest_replicated"]:
+            facts.add_row(
+                "largest replicated",
+                "\n".join(f"{t['name']} ({size(t['bytes'])})" for t in part["largest_replicated"]),
+            )
+        facts.add_row("legal degrees to 64", degrees(part["legal_degrees"]))
+        for group in part["illegal_degrees"]:
+            facts.add_row(f"not {degrees(group['degrees'])}", group["why"])
+        if part["unused_optional"]:
+            facts.add_row("optional rules unused", "\n".join(part["unused_optional"]))
+        out.print(facts)
+    if report["left_out"]:
+        out.print(f"Left out (other weights): {', '.join(report['left_out'])}")
+
+
+@click.command()
+@click.argument("src", type=PATH)
+@planning_options
+@click.option("-o", "--out", type=PATH, metavar="OUT", help="Folder to make.  [default: NAME-tpN]")
+@resource_options
+@click.option("--dry-run", is_flag=True, help="Plan and check, write nothing.")
+@force_option
+@json_option
+@quiet_option
+@debug_option
+@reporting
+def build(
+    src: Path,
+    out: Path | None,
+    no_fsync: bool,
+    workers: int | None,
+    memory: int,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,
+) -> None:
+    """Cut the full checkpoint SRC into one shard a rank.
+
+    SRC: a pipeline folder, a component folder, or a .safetensors file with its config.json.
+    Components without a manifest are kept whole. OUT appears when it is complete.
+
+    \b
+    Example:
+      shardc build FLUX.2-klein-4B --tp 8
+      shardc build FLUX.2-klein-4B --tp 8 --dtype bf16 -o klein-tp8 --json
+    """
+    from shardc import builder
+    from shardc.report import plan_report
+
+    planned = make_plan(src, debug=debug, **options)
+    out = out or default_out(src, planned.options.tp)
+    if dry_run:
+        report = {**plan_report(planned), "out": str(out), "dry_run": True}
+        if as_json:
+            say_json(report)
+        elif not quiet:
+            show_plan(report)
+            click.echo(f"Dry run: {out} was not written.")
+        return
+    total = sum(part.component.size_bytes for part in planned.components)
+    with progress("build", total, quiet=quiet or as_json) as advance:
+        done = builder.build(
+            planned, out, resources(no_fsync, workers, memory, advance), force=force
+        )
+    if as_json:
+        say_json(done.to_json())
+    elif not quiet:
+        show_build(done)
+
+
+def show_build(report: BuildReport) -> None:
+    """What a build, merge or reshard did, as a table."""
+    made = table("", "")
+    made.show_header = False
+    made.add_row("out", report.out)
+    for name in report.sharded:
+        made.add_row("sharded", f"{name or '.'} at tp {report.tp}")
+    for name, how in report.kept.items():
+        made.add_row("kept whole", f"{name}: weights {how}")
+    made.add_row("files", str(report.files))
+    made.add_row("written", f"{size(report.written_bytes)} ({report.written_bytes} bytes)")
+    made.add_row("seconds", f"{report.seconds:.2f}")
+    made.add_row("rate", f"{report.source_bytes / max(report.seconds, 1e-9) / 1e9:.2f} GB/s")
+    made.add_row("peak memory", mebibytes(report.peak_rss_bytes))
+    console().print(made)

@@ -1,0 +1,132 @@
+"""`shardc manifest list|show|check|derive`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardc.cli.options import PATH, ManifestName, json_option, variant_option
+from shardc.cli.output import console, reporting, say_json, table
+
+
+@click.group()
+def manifest() -> None:
+    """Bundled rules; lint one against a checkpoint; derive one from a class's own TP plan.
+
+    \b
+    Example:
+      shardc manifest list
+      shardc manifest check my-model.toml path/to/transformer
+    """
+
+
+@manifest.command("list")
+@json_option
+@reporting
+def list_(as_json: bool) -> None:
+    """The bundled manifests and the classes they serve.
+
+    \b
+    Example:
+      shardc manifest list
+    """
+    from shardc import library
+
+    found = library.bundled()
+    if as_json:
+        say_json(
+            [
+                {
+                    "name": name,
+                    "library": m.library,
+                    "classes": list(m.classes),
+                    "rules": len(m.rules),
+                    "digest": m.digest,
+                }
+                for name, m in found.items()
+            ]
+        )
+        return
+    shown = table("name", "library", "classes", ">rules")
+    for name, m in found.items():
+        shown.add_row(name, m.library, ", ".join(m.classes), str(len(m.rules)))
+    console().print(shown)
+
+
+@manifest.command()
+@click.argument("name", type=ManifestName())
+@reporting
+def show(name: str) -> None:
+    """Print a manifest: a bundled one by name or class, or a file.
+
+    \b
+    Example:
+      shardc manifest show Flux2Transformer2DModel
+    """
+    from shardc import library
+
+    click.echo(library.load(name).text, nl=False)
+
+
+@manifest.command()
+@click.argument("name", type=ManifestName())
+@click.argument("src", type=PATH, required=False)
+@variant_option
+@json_option
+@reporting
+def check(name: str, src: Path | None, variant: str | None, as_json: bool) -> None:
+    """Check manifest NAME by itself and, where SRC is given, against that checkpoint.
+
+    \b
+    Example:
+      shardc manifest check my-model.toml
+      shardc manifest check my-model.toml path/to/transformer
+    """
+    from shardc import api, library
+
+    found = library.load(name)
+    report: dict[str, Any] = {"ok": True, "name": found.name, "rules": len(found.rules)}
+    if src is not None:
+        from shardc.report import plan_report
+
+        # At degree 1 every rule that fits at all fits: what remains is the rules' own doing.
+        planned = plan_report(api.plan(src, 1, manifest=name, variant=variant))
+        report["components"] = [
+            part for part in planned["components"] if part["manifest"] == found.name
+        ]
+    if as_json:
+        say_json(report)
+        return
+    click.echo(f"{found.name}: {len(found.rules)} rules, no problem in itself")
+    for part in report.get("components", ()):
+        legal = ", ".join(map(str, part["legal_degrees"]))
+        click.echo(f"{part['class']}: {part['tensors']} tensors, legal degrees to 64: {legal}")
+        for text in part["unused_optional"]:
+            click.echo(f"optional rule unused: {text}")
+
+
+@manifest.command()
+@click.argument("target", metavar="CLASS")
+@click.option("--config", type=PATH, help="config.json to build the class from, not its defaults.")
+@click.option("-o", "--out", type=PATH, help="Write the file instead of stdout.")
+@reporting
+def derive(target: str, config: Path | None, out: Path | None) -> None:
+    """Write a manifest from CLASS's own TP plan (needs diffusers or transformers).
+
+    What it writes is a proposal: check it, then pass it with --manifest.
+
+    \b
+    Example:
+      shardc manifest derive FluxTransformer2DModel
+      shardc manifest derive Qwen3ForCausalLM --config text_encoder/config.json -o qwen3.toml
+    """
+    from shardc.derive import derive as derive_text
+
+    text = derive_text(target, config)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+        click.echo(f"{out} written: unproven until you have checked it", err=True)

@@ -1,0 +1,131 @@
+"""How commands speak: data on stdout, progress and errors on stderr, exit status 0, 1 or 2."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import click
+
+from shardc.errors import ShardcError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+P = ParamSpec("P")
+INTERRUPTED = 130  # as a shell reports SIGINT
+
+
+def reporting(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn a ShardcError into its problems and exit status 1, without a traceback.
+
+    Reads the command's `as_json` and `debug`, where it has them.
+    """
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except ShardcError as error:
+            if kwargs.get("debug"):
+                raise
+            problems = [str(problem) for problem in error.problems]
+            for problem in problems:
+                click.echo(f"error: {problem}", err=True)
+            if kwargs.get("as_json"):
+                say_json({"ok": False, "problems": problems})
+            sys.exit(1)
+        except KeyboardInterrupt:
+            click.echo("interrupted: nothing was left behind", err=True)
+            sys.exit(INTERRUPTED)
+
+    return run
+
+
+def say_json(document: Any) -> None:
+    """The one document on stdout."""
+    click.echo(json.dumps(document, indent=1))
+
+
+def console() -> Console:
+    """Stdout for tables: as wide as the terminal, 100 columns in a pipe."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table; columns that begin with `>` are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
+    for column in columns:
+        made.add_column(
+            column.removeprefix(">"),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
+        )
+    return made
+
+
+@contextmanager
+def progress(what: str, total_bytes: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr: bytes, rate, time left. Nothing in pipes, and gone when done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda count: bar.advance(task, count)
+
+
+def size(count: float) -> str:
+    """Bytes for people: 7.75 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    return f"{count:.2f} TB"
+
+
+def mebibytes(count: float) -> str:
+    """Memory for people: 56 MiB."""
+    return f"{count / 2**20:.0f} MiB"
+
+
+def degrees(numbers: list[int]) -> str:
+    """Degrees with runs joined: 1-4, 8."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(
+        str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs
+    )

@@ -1,0 +1,201 @@
+"""A tiny FLUX.2 end to end: made, planned, built for two ranks, verified, merged back, compared."""
+
+from __future__ import annotations
+
+import filecmp
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardc import api
+from shardc.builder import Resources
+from shardc.check import check_plan
+from shardc.errors import VerifyError
+from shardc.layout import PackedShard
+from shardc.planner import Plan
+from shardc.synthetic import DTYPES, flux2_tensors, write_json, write_weights
+
+TP = 2
+FUSED = "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight"
+FUSED_BLOCKS = ("Q", "K", "V", "gate", "up")
+
+# The structure is FLUX.2's, the widths are small; keys as diffusers saves them.
+CONFIG: dict[str, Any] = {
+    "_class_name": "Flux2Transformer2DModel",
+    "_diffusers_version": "0.42.1",
+    "attention_head_dim": 32,
+    "axes_dims_rope": [8, 8, 8, 8],
+    "eps": 1e-6,
+    "guidance_embeds": False,
+    "in_channels": 32,
+    "joint_attention_dim": 128,
+    "mlp_ratio": 3.0,
+    "num_attention_heads": 8,
+    "num_layers": 2,
+    "num_single_layers": 4,
+    "out_channels": None,
+    "patch_size": 1,
+    "rope_theta": 2000,
+    "timestep_guidance_channels": 64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that the demo did, what came of it, and how long it took."""
+
+    name: str
+    result: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Which rank holds which rows of one fused block, in the source's order."""
+
+    block: str
+    start: int
+    stop: int
+    ranks: tuple[tuple[int, int, int], ...]  # rank, start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """All steps, in order, and the picture of the fused weight."""
+
+    folder: str
+    steps: tuple[Step, ...]
+    picture: tuple[Picture, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def write_flux2(
+    folder: Path,
+    config: dict[str, Any] = CONFIG,
+    *,
+    seed: int = 0,
+    files: int = 2,
+    dtype: str = "bf16",
+) -> None:
+    """Write a pipeline folder whose transformer is a random FLUX.2 of `config`."""
+    write_json(
+        folder / "model_index.json",
+        {
+            "_class_name": "Flux2KleinPipeline",
+            "_diffusers_version": config["_diffusers_version"],
+            "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+            "transformer": ["diffusers", config["_class_name"]],
+        },
+    )
+    write_json(
+        folder / "scheduler" / "scheduler_config.json",
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
+    )
+    write_json(folder / "transformer" / "config.json", config)
+    write_weights(
+        folder / "transformer",
+        "diffusion_pytorch_model",
+        flux2_tensors(config),
+        dtype=DTYPES[dtype],
+        seed=seed,
+        files=files,
+    )
+
+
+def run(folder: Path) -> DemoReport:
+    """Run the demo in `folder`; VerifyError where anything is not as it must be."""
+    source, shards, merged = folder / "checkpoint", folder / f"shards-tp{TP}", folder / "merged"
+    steps = []
+
+    def step(name: str, work: Callable[[], str]) -> None:
+        started = time.perf_counter()
+        result = work()
+        steps.append(Step(name, result, time.perf_counter() - started))
+
+    plans: list[Plan] = []
+    step("make a random FLUX.2", lambda: _make(source))
+    step(f"plan for {TP} ranks", lambda: _plan(source, plans))
+    step("build the shards", lambda: _build(source, shards))
+    step("verify against the source", lambda: _verify(source, shards))
+    step("merge back", lambda: _merge(shards, merged))
+    step("compare with the source", lambda: _compare(source, merged))
+    return DemoReport(str(folder), tuple(steps), _picture(plans[0]))
+
+
+def _make(source: Path) -> str:
+    write_flux2(source)
+    files = sorted((source / "transformer").glob("*.safetensors"))
+    return f"{sum(f.stat().st_size for f in files)} bytes in {len(files)} files"
+
+
+def _plan(source: Path, plans: list[Plan]) -> str:
+    plans.append(api.plan(source, TP))
+    if problems := check_plan(plans[0]):
+        raise VerifyError(problems)
+    part = plans[0].components[0]
+    return (
+        f"{len(part.tensors)} tensors, {max(part.rank_bytes())} bytes a rank, "
+        f"{part.replicated_bytes()} of them replicated"
+    )
+
+
+def _build(source: Path, shards: Path) -> str:
+    report = api.build(source, shards, TP, resources=Resources(fsync=False))
+    return f"{report.files} files, {report.written_bytes} bytes"
+
+
+def _verify(source: Path, shards: Path) -> str:
+    report = api.verify(shards, source)
+    if not report.ok:
+        raise VerifyError(report.problems)
+    return f"{report.tensors} tensors, every byte of every rank is the source's"
+
+
+def _merge(shards: Path, merged: Path) -> str:
+    report = api.merge(shards, merged, resources=Resources(fsync=False))
+    return f"{report.files} files, {report.written_bytes} bytes"
+
+
+def _compare(source: Path, merged: Path) -> str:
+    names = sorted(f.relative_to(source).as_posix() for f in source.rglob("*") if f.is_file())
+    _, differ, missing = filecmp.cmpfiles(source, merged, names, shallow=False)
+    if differ or missing:
+        raise VerifyError(f"after the merge {', '.join(differ + missing)} is not the source's")
+    return f"{len(names)} files, byte for byte the same"
+
+
+def _picture(plan: Plan) -> tuple[Picture, ...]:
+    planned = next(t for t in plan.components[0].tensors if t.tensor.name == FUSED)
+    assert isinstance(planned.placement, PackedShard)
+    found = []
+    at = 0
+    for name, block in zip(FUSED_BLOCKS, planned.placement.blocks, strict=True):
+        stop = at + block.size
+        held = tuple(
+            (rank, max(piece.start, at), min(piece.stop, stop))
+            for rank, pieces in enumerate(planned.pieces)
+            for piece in pieces
+            if piece.start < stop and piece.stop > at
+        )
+        found.append(Picture(name, at, stop, held))
+        at = stop
+    return tuple(found)
+
+
+def draw(picture: tuple[Picture, ...], columns: int = 60) -> list[str]:
+    """The picture as text: one line a block, each column the rank that holds those rows."""
+    rows = picture[-1].stop
+    lines = []
+    for block in picture:
+        width = max(TP, math.floor(columns * (block.stop - block.start) / rows))
+        cells = ""
+        for column in range(width):
+            row = block.start + (block.stop - block.start) * column // width
+            cells += next(str(r) for r, start, stop in block.ranks if start <= row < stop)
+        lines.append(f"{block.block:>5} rows {block.start:>5} to {block.stop:<5} {cells}")
+    return lines
