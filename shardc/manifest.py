@@ -91,11 +91,8 @@ class Manifest:
     rule_lines: tuple[int, ...]
 
     def where(self, rule: int) -> str:
-        """A rule's location, for messages: file, line, and what it matches."""
-        return (
-            f"{self.name}:{self.rule_lines[rule]}: rule {rule + 1} "
-            f"({', '.join(self.rules[rule].patterns)})"
-        )
+        """A rule's location, for messages: file, line and number."""
+        return f"{self.name}:{self.rule_lines[rule]} (rule {rule + 1})"
 
 
 def parse_manifest(text: str, name: str) -> Manifest:

@@ -11,7 +11,7 @@ from shardc import pattern
 from shardc.checkpoint import Component, Tensor
 from shardc.errors import Problem
 from shardc.header import DTYPE_BITS
-from shardc.layout import Placement, Replicate, degree_problem
+from shardc.layout import REPLICATE, Placement, Replicate, degree_problem
 from shardc.manifest import Dims, Manifest, Rule, place
 
 TensorKind = Literal["weight", "bias", "raw"]
@@ -121,21 +121,20 @@ def placements(
 ) -> tuple[list[Placement | None], list[Problem]]:
     """Each tensor's placement at `tp` (None where it has a problem), and all problems."""
     placed: list[Placement | None] = []
-    problems: list[Problem] = []
+    misfits: dict[tuple[int, str], list[Tensor]] = {}
     weights: dict[str, int] = {}  # module -> size of its weight's sharded dim
-    biases: list[tuple[str, int, str]] = []
+    biases: list[tuple[Tensor, int, int]] = []
     pads: dict[int, dict[int, str]] = {}  # unpadded vocabulary -> pad_to -> tensor
     for match in matches:
         tensor = match.tensor
-        rule = None if match.rule is None else manifest.rules[match.rule]
-        if rule is None or match.rule is None:
-            placed.append(Replicate())
+        if match.rule is None:
+            placed.append(REPLICATE)
             continue
-        where = f"{tensor.name} {tensor.dtype} {list(tensor.shape)}, {manifest.where(match.rule)}"
+        rule = manifest.rules[match.rule]
         found = place(rule, dims, shape=tensor.shape, kind=match.kind, tp=tp)
         reason = found if isinstance(found, str) else _misfit(match, rule, found, tp)
         if reason is not None:
-            problems.append(Problem(where, reason))
+            misfits.setdefault((match.rule, reason), []).append(tensor)
         placed.append(None if isinstance(found, str) or reason else found)
         if isinstance(found, str | Replicate):
             continue
@@ -143,13 +142,18 @@ def placements(
         if match.kind == "weight":
             weights[tensor.name.rpartition(".")[0]] = size
         elif match.kind == "bias":
-            biases.append((tensor.name, size, where))
+            biases.append((tensor, size, match.rule))
         if rule.style == "vocab_parallel" or rule.pad_to is not None:
             pad = 0 if rule.pad_to is None else dims.value(rule.pad_to)
             pads.setdefault(size, {}).setdefault(pad, tensor.name)
-    for name, size, where in biases:
-        weight = weights.get(name.rpartition(".")[0], size)
+    problems = [
+        Problem(_where(tensors, manifest.where(rule)), reason)
+        for (rule, reason), tensors in misfits.items()
+    ]
+    for tensor, size, number in biases:
+        weight = weights.get(tensor.name.rpartition(".")[0], size)
         if weight != size:
+            where = _where([tensor], manifest.where(number))
             problems.append(Problem(where, f"the bias has {size} elements, its weight {weight}"))
     for size, by_pad in pads.items():
         if len(by_pad) > 1:
@@ -158,6 +162,13 @@ def placements(
                 Problem(manifest.name, f"one vocabulary of {size} is padded two ways: {told}")
             )
     return placed, problems
+
+
+def _where(tensors: list[Tensor], rule: str) -> str:
+    """The first of the tensors that share one problem, how many more there are, and their rule."""
+    first = tensors[0]
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return f"{first.name} {first.dtype} {list(first.shape)}{more}, {rule}"
 
 
 def _misfit(match: Match, rule: Rule, placement: Placement, tp: int) -> str | None:

@@ -115,7 +115,6 @@ def show_plan(report: dict[str, Any]) -> None:
     main = table(
         "component",
         "class",
-        "manifest",
         ">params",
         ">source",
         ">a rank",
@@ -127,7 +126,6 @@ def show_plan(report: dict[str, Any]) -> None:
         main.add_row(
             part["name"] or ".",
             part["class"],
-            part["manifest"],
             f"{part['parameters'] / 1e9:.2f} B",
             size(part["source_bytes"]),
             size(max(part["rank_bytes"])),
@@ -135,16 +133,8 @@ def show_plan(report: dict[str, Any]) -> None:
             str(part["files"]),
         )
     for part in report["kept"]:
-        main.add_row(
-            part["name"],
-            part["class"] or "",
-            f"kept whole: {part['why']}",
-            "",
-            size(part["bytes"]),
-            size(part["bytes"]),
-            "",
-            "",
-        )
+        held = size(part["bytes"])
+        main.add_row(part["name"], f"{part['class'] or '?'}, kept whole", "", held, held, "", "")
     out.print(main)
     out.print(f"A rank holds {size(report['rank_bytes'])} in all.")
     for part in report["components"]:
@@ -153,6 +143,7 @@ def show_plan(report: dict[str, Any]) -> None:
         facts = table("", "")
         facts.show_header = False
         profiles = part["profiles"].items()
+        facts.add_row("manifest", part["manifest"])
         facts.add_row(
             "bytes a rank by profile",
             ", ".join(f"{k} {'not legal' if v is None else size(v)}" for k, v in profiles),
@@ -162,7 +153,7 @@ def show_plan(report: dict[str, Any]) -> None:
         )
         if part["cast"]:
             facts.add_row("cast", f"{part['cast']} tensors to {report['dtype']}")
-        if part["largest_replicated"]:
+        if part["replicated_share"] > 0.001:
             facts.add_row(
                 "largest replicated",
                 "\n".join(f"{t['name']} ({size(t['bytes'])})" for t in part["largest_replicated"]),
@@ -173,6 +164,8 @@ def show_plan(report: dict[str, Any]) -> None:
         if part["unused_optional"]:
             facts.add_row("optional rules unused", "\n".join(part["unused_optional"]))
         out.print(facts)
+    for part in report["kept"]:
+        out.print(f"{part['name']} is kept whole: {part['why']}.")
     if report["left_out"]:
         out.print(f"Left out (other weights): {', '.join(report['left_out'])}")
 

@@ -41,11 +41,10 @@ def inspect(path: Path, variant: str | None, as_json: bool) -> None:
 
 def _show(report: dict[str, Any]) -> None:
     sharded = report["what"] == "shard set"
-    extra = ("tp", "profile", "made by") if sharded else ()
+    extra = (">tp", "profile", "made by") if sharded else ("manifest",)
     shown = table(
         "component",
         "class",
-        "manifest",
         ">params",
         ">bytes",
         ">files",
@@ -57,7 +56,6 @@ def _show(report: dict[str, Any]) -> None:
         row = [
             part["name"] or ".",
             part["class"] or "?",
-            part["manifest"] or "none: stays whole",
             f"{part['parameters'] / 1e9:.2f} B",
             size(part["bytes"]),
             str(part["files"]),
@@ -65,6 +63,8 @@ def _show(report: dict[str, Any]) -> None:
         ]
         if sharded:
             row += [str(part["tp"]), part["profile"], part["tool"]]
+        else:
+            row.append("bundled" if part["manifest"] else "none")
         shown.add_row(*row)
     out = console()
     out.print(shown)
