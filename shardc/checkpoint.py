@@ -143,7 +143,7 @@ def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
         )
     if (path / MODEL_INDEX).is_file():
         return _open_pipeline(path, variant)
-    component = _open_component(path, "", variant)
+    component = open_component(path, "", variant)
     if component is None:
         raise CheckpointError(
             Problem(str(path), f"holds neither {MODEL_INDEX} nor safetensors weights")
@@ -185,7 +185,7 @@ def _open_pipeline(path: Path, variant: str | None) -> Checkpoint:
     plain_too = variant is not None and _any_variant(path, names, variant)
     for name in names:
         try:
-            component = _open_component(path / name, name, variant, plain_too=plain_too)
+            component = open_component(path / name, name, variant, plain_too=plain_too)
         except CheckpointError as error:
             problems += error.problems
             continue
@@ -204,10 +204,13 @@ def _any_variant(path: Path, names: Iterable[str], variant: str) -> bool:
     return any(f".{variant}." in f.name for name in names for f in (path / name).iterdir())
 
 
-def _open_component(
+def open_component(
     path: Path, name: str, variant: str | None, *, plain_too: bool = False
 ) -> Component | None:
-    """`plain_too`: a component without the variant is taken as it is, as diffusers does."""
+    """A component folder's tensors, None where it has no weights; `name` is what to call it.
+
+    plain_too: without the variant, its plain weights are taken, as diffusers does.
+    """
     try:
         weights = find_weights(path, variant)
     except CheckpointError:

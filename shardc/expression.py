@@ -1,4 +1,4 @@
-"""The small arithmetic of manifests: names, integers, + - * // and parentheses. Never `eval`."""
+"""The small arithmetic of manifests: names, integers, + - * //, parentheses, local(). No `eval`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def names(text: str) -> list[str]:
         if isinstance(node, ast.BinOp):
             collect(node.left)
             collect(node.right)
+        elif isinstance(node, ast.Call):
+            collect(node.args[0])
         elif (name := _name(node)) is not None:
             found.append(name)
 
@@ -37,12 +39,14 @@ def names(text: str) -> list[str]:
     return found
 
 
-def evaluate(text: str, lookup: Callable[[str], Any]) -> int:
+def evaluate(text: str, lookup: Callable[[str], Any], tp: int | None = None) -> int:
     """The integer value of `text`; `lookup` gives a name's number, or raises ExpressionError.
 
     Fractions are exact on the way (an `mlp_ratio` of 2.5 is fine where the product is whole).
+    `local(count)` is one rank's share of a count of units, 1 where tp is a multiple of it; it has a
+    value only where `tp` is given.
     """
-    value = _value(_parse(text), lookup, text)
+    value = _value(_parse(text), lookup, text, tp)
     if value.denominator != 1:
         raise ExpressionError(f"{text!r} is {float(value):g} here, not a whole number")
     return int(value)
@@ -73,9 +77,16 @@ def _check(node: ast.expr, text: str) -> None:
         return
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return
+    if isinstance(node, ast.Call) and _name(node.func) == "local":
+        if len(node.args) == 1 and not node.keywords:
+            _check(node.args[0], text)
+            return
+        raise ExpressionError(f"{text!r}: local() takes one count")
     if _name(node) is not None:
         return
-    raise ExpressionError(f"{text!r}: only names, integers, + - * // and parentheses are known")
+    raise ExpressionError(
+        f"{text!r}: only names, integers, + - * //, parentheses and local() are known"
+    )
 
 
 def _name(node: ast.expr) -> str | None:
@@ -86,14 +97,16 @@ def _name(node: ast.expr) -> str | None:
     return None
 
 
-def _value(node: ast.expr, lookup: Callable[[str], Any], text: str) -> Fraction:
+def _value(node: ast.expr, lookup: Callable[[str], Any], text: str, tp: int | None) -> Fraction:
     if isinstance(node, ast.Constant):
         value = Fraction(int(node.value))  # type: ignore[arg-type]
     elif isinstance(node, ast.BinOp):
-        left, right = _value(node.left, lookup, text), _value(node.right, lookup, text)
+        left, right = _value(node.left, lookup, text, tp), _value(node.right, lookup, text, tp)
         if isinstance(node.op, ast.FloorDiv) and right == 0:
             raise ExpressionError(f"{text!r} divides by zero")
         value = _OPERATORS[type(node.op)](left, right)
+    elif isinstance(node, ast.Call):
+        value = _local(_value(node.args[0], lookup, text, tp), text, tp)
     else:
         name = _name(node)
         assert name is not None  # _check has seen to it
@@ -101,3 +114,14 @@ def _value(node: ast.expr, lookup: Callable[[str], Any], text: str) -> Fraction:
     if abs(value) >= MAX_MAGNITUDE:
         raise ExpressionError(f"{text!r} is too large to be a dim")
     return value
+
+
+def _local(count: Fraction, text: str, tp: int | None) -> Fraction:
+    if tp is None:
+        raise ExpressionError(f"{text!r}: local() has a value on a rank only, not in a size")
+    if count.denominator == 1 and count > 0:
+        if count % tp == 0:
+            return count / tp
+        if tp % count == 0:
+            return Fraction(1)  # its units repeat: a rank holds one
+    raise ExpressionError(f"{text!r}: {float(count):g} units among {tp} ranks")

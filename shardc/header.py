@@ -160,7 +160,9 @@ def parse_header(raw: bytes, *, file_bytes: int, where: str) -> Header:
     document = parse_json(raw, where)
     if not isinstance(document, dict):
         raise CheckpointError(Problem(where, "the header is not a JSON object"))
-    metadata = document.pop("__metadata__", {})
+    metadata = document.pop("__metadata__", None)
+    if metadata is None:  # the reference takes null for none
+        metadata = {}
     problems: list[Problem] = []
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         problems.append(Problem(where, "__metadata__ must map strings to strings"))
@@ -185,9 +187,14 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
+def _is_text(name: str) -> bool:
+    # JSON can spell half a surrogate pair, which no file or index could hold
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def _parse_tensor(name: str, entry: Any) -> TensorInfo | str:
-    if not name or "\0" in name:
-        return "a name must be non-empty and free of NUL"
+    if not name or "\0" in name or not _is_text(name):
+        return "a name must be non-empty text and free of NUL"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         return "must have exactly dtype, shape and data_offsets"
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -5,10 +5,9 @@ The vocabulary is specified in docs/manifest.md.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardc import expression, pattern
 from shardc.errors import ManifestError, Problem
-from shardc.layout import REPLICATE, Block, FusedLayout, PackedShard, Placement, Shard, size_problem
+from shardc.layout import FusedLayout
 
 MAX_MANIFEST_BYTES = 1_000_000
 
@@ -63,6 +62,18 @@ class Rule(_Strict):
         return (self.match,) if isinstance(self.match, str) else self.match
 
 
+class Local(_Strict):
+    """Integer attributes of modules that a rank must see as its own share. docs/manifest.md."""
+
+    match: str | tuple[str, ...]
+    set_: Annotated[dict[str, Size], Field(alias="set", min_length=1)]
+    optional: bool = False
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.match,) if isinstance(self.match, str) else self.match
+
+
 class _Document(_Strict):
     schema_: Annotated[Literal[1], Field(alias="schema")]
     library: Literal["diffusers", "transformers"]
@@ -72,6 +83,7 @@ class _Document(_Strict):
     dims: dict[str, Size] = {}
     prefix: dict[str, tuple[str, ...]] = {}
     rule: tuple[Rule, ...]
+    local: tuple[Local, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,7 @@ class Manifest:
     dims: Mapping[str, int | str]
     prefixes: Mapping[str, tuple[str, ...]]
     rules: tuple[Rule, ...]
+    locals: tuple[Local, ...]
     rule_lines: tuple[int, ...]
 
     def where(self, rule: int) -> str:
@@ -124,6 +137,7 @@ def parse_manifest(text: str, name: str) -> Manifest:
         dims=document.dims,
         prefixes=document.prefix,
         rules=document.rule,
+        locals=document.local,
         rule_lines=lines if len(lines) == len(document.rule) else (1,) * len(document.rule),
     )
     problems = _meaning_problems(manifest)
@@ -176,19 +190,30 @@ def _meaning_problems(manifest: Manifest) -> list[Problem]:
             expect(value, f"{manifest.name}: {table}.{key}")
     if not manifest.classes:
         problems.append(Problem(f"{manifest.name}: class", "names no class"))
+    for index, local in enumerate(manifest.locals):
+        where = f"{manifest.name}: local {index + 1}"
+        for value in local.set_.values():
+            expect(value, where)
+        problems += _pattern_problems(local.patterns, manifest, where)
     for index, rule in enumerate(manifest.rules):
         where = manifest.where(index)
         problems += [Problem(where, reason) for reason in _rule_problems(rule)]
         for value in (*(rule.blocks or ()), *as_tuple(rule.unit), *as_tuple(rule.pad_to)):
             expect(value, where)
-        if not rule.patterns:
-            problems.append(Problem(where, "match names nothing"))
-        for text in rule.patterns:
-            try:
-                pattern.expand(text, manifest.prefixes)
-            except pattern.PatternError as error:
-                problems.append(Problem(where, f"match {text!r}: {error}"))
+        problems += _pattern_problems(rule.patterns, manifest, where)
     return problems
+
+
+def _pattern_problems(
+    patterns: tuple[str, ...], manifest: Manifest, where: str
+) -> Iterator[Problem]:
+    if not patterns:
+        yield Problem(where, "match names nothing")
+    for text in patterns:
+        try:
+            pattern.expand(text, manifest.prefixes)
+        except pattern.PatternError as error:
+            yield Problem(where, f"match {text!r}: {error}")
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -216,117 +241,10 @@ def _rule_problems(rule: Rule) -> list[str]:
             reasons.append(f"{len(value)} values of {key} for {count} blocks")
     if rule.pad_to is not None and rule.style not in PADDED:
         reasons.append(f"pad_to goes with {' or '.join(sorted(PADDED))}, not with {rule.style}")
+    if rule.pad_to is not None and (set(as_tuple(rule.unit)) != {1} or any(as_tuple(rule.repeat))):
+        reasons.append("pad_to shares out single rows: it goes with neither unit nor repeat")
     if rule.style == "replicate":
         extra = rule.model_fields_set - {"match", "style", "optional", "profile"}
         if extra:
             reasons.append(f"replicate takes no {', '.join(sorted(extra))}")
     return reasons
-
-
-class Dims:
-    """The sizes that a manifest's expressions see for one config.json."""
-
-    def __init__(self, manifest: Manifest, config: Mapping[str, Any]) -> None:
-        self._manifest = manifest
-        self._config = config
-        self._open: list[str] = []
-
-    def value(self, size: int | str) -> int:
-        """A plain integer, or the value of an expression; ExpressionError says why not."""
-        return size if isinstance(size, int) else expression.evaluate(size, self._lookup)
-
-    def problems(self) -> list[Problem]:
-        """Every dim of the manifest that has no value for this config."""
-        found = []
-        for key, size in self._manifest.dims.items():
-            try:
-                self.value(size)
-            except expression.ExpressionError as error:
-                found.append(Problem(f"{self._manifest.name}: dims.{key}", str(error)))
-        return found
-
-    def _lookup(self, name: str) -> Any:
-        if name in self._manifest.dims:
-            return self._nested(name, self._manifest.dims[name])
-        value: Any = self._config
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is None and name in self._manifest.defaults:
-            return self._nested(name, self._manifest.defaults[name])
-        if value is None:
-            raise expression.ExpressionError(f"config.json has no {name!r}")
-        try:
-            return expression.as_number(value)
-        except expression.ExpressionError as error:
-            raise expression.ExpressionError(f"config.json's {name!r}: {error}") from error
-
-    def _nested(self, name: str, size: int | str) -> int:
-        if name in self._open:
-            raise expression.ExpressionError(f"{' -> '.join([*self._open, name])} is a circle")
-        self._open.append(name)
-        try:
-            return self.value(size)
-        finally:
-            self._open.pop()
-
-
-def place(
-    rule: Rule,
-    dims: Dims,
-    *,
-    shape: tuple[int, ...],
-    kind: Literal["weight", "bias", "raw"],
-    tp: int,
-) -> Placement | str:
-    """How a tensor that `rule` matches lies across `tp` ranks, or why the rule does not fit it.
-
-    `kind`: weight or bias of a matched module, or a parameter that the pattern names itself.
-    The degree matters only for padding; whether it divides is `layout.degree_problem`'s to say.
-    """
-    if rule.style == "replicate" or (kind == "bias" and rule.style in ROWWISE):
-        return REPLICATE
-    dim = _dim(rule, shape, kind)
-    if isinstance(dim, str):
-        return dim
-    size = shape[dim]
-    try:
-        sizes = [size] if rule.blocks is None else [dims.value(b) for b in rule.blocks]
-        units = [dims.value(u) for u in as_tuple(rule.unit)]
-        pad_to = None if rule.pad_to is None else dims.value(rule.pad_to)
-    except expression.ExpressionError as error:
-        return str(error)
-    if min((*units, 1 if pad_to is None else pad_to)) < 1:
-        return f"unit {units} and pad_to {pad_to} must be at least 1"
-    if min(sizes) < 0:
-        return f"blocks {sizes} must not be negative"
-    repeats = as_tuple(rule.repeat)
-    blocks = tuple(
-        Block(block, units[i % len(units)], repeats[i % len(repeats)])
-        for i, block in enumerate(sizes)
-    )
-    placement: Placement
-    if rule.style in PACKED:
-        placement = PackedShard(dim, blocks, rule.layout, rule.deinterleave)
-    else:
-        multiple = 1 if pad_to is None else math.lcm(pad_to, tp)
-        padded = size if pad_to is None else -(-size // multiple) * multiple
-        placement = Shard(dim, blocks[0], padded)
-    reason = size_problem(placement, size)
-    return placement if reason is None else f"along dim {dim}, {reason}"
-
-
-def _dim(rule: Rule, shape: tuple[int, ...], kind: str) -> int | str:
-    if kind == "bias":
-        return 0 if len(shape) == 1 else f"a bias of shape {list(shape)} is not 1-d"
-    if rule.dim is not None:
-        dim = rule.dim + len(shape) if rule.dim < 0 else rule.dim
-        if not 0 <= dim < len(shape):
-            return f"dim {rule.dim} is outside shape {list(shape)}"
-        return dim
-    if kind == "raw" and len(shape) > 1:
-        return f"a raw parameter of shape {list(shape)} needs a declared `dim`"
-    if rule.style == "sharded_norm" or (kind == "raw" and len(shape) == 1):
-        return 0 if len(shape) == 1 else f"a norm's weight of shape {list(shape)} is not 1-d"
-    if len(shape) < 2:
-        return f"{rule.style} needs a weight of 2 dims or more, this one has shape {list(shape)}"
-    return 1 if rule.style in ROWWISE else 0

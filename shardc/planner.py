@@ -17,7 +17,8 @@ from shardc.errors import ManifestError, PlanError, Problem
 from shardc.header import DTYPE_BITS, TensorInfo, dump_header, lay_out
 from shardc.index import FORMAT_VERSION, REPLICATED, placement_json, rank_stem
 from shardc.layout import Piece, Placement, Replicate, rank_pieces
-from shardc.manifest import Dims, Manifest, Profile
+from shardc.manifest import Manifest, Profile
+from shardc.placing import Dims
 from shardc.region import Region
 from shardc.resolve import Resolution, placements, resolve
 

@@ -12,7 +12,8 @@ from shardc.checkpoint import Component, Tensor
 from shardc.errors import Problem
 from shardc.header import DTYPE_BITS
 from shardc.layout import REPLICATE, Placement, Replicate, degree_problem
-from shardc.manifest import Dims, Manifest, Rule, place
+from shardc.manifest import Manifest, Rule
+from shardc.placing import Dims, place
 
 TensorKind = Literal["weight", "bias", "raw"]
 

@@ -97,7 +97,12 @@ def as_component(shard_set: ShardSet, name: str) -> Component:
         )
     if problems:
         raise ShardSetError(problems)
-    config = parse_json((folder / CONFIG).read_bytes(), str(folder / CONFIG))
+    try:
+        config = parse_json((folder / CONFIG).read_bytes(), str(folder / CONFIG))
+    except OSError as error:
+        raise ShardSetError(
+            Problem(str(folder / CONFIG), f"cannot read it: {error.strerror}")
+        ) from error
     origins = tuple(Origin(f.name, f.size, f.header) for f in index.source.files)
     extras = tuple(
         sorted(

@@ -80,7 +80,7 @@ def verify(
     checkpoint = None if source is None else open_checkpoint(source, variant=variant)
     check = _Check(shard_set, rank, progress or (lambda _: None))
     for name, index in shard_set.components.items():
-        if rank is not None and rank >= index.tp:
+        if rank is not None and not 0 <= rank < index.tp:
             raise VerifyError(f"rank {rank} is outside tp {index.tp}")
         opened = check.files(name, index)
         check.ranges(name, index)

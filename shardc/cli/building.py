@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def _legal_hint(src: Path, options: dict[str, Any]) -> list[Any]:
 
 def default_out(src: Path, tp: int) -> Path:
     """NAME-tpN here; a Hub cache snapshot is named by its repo."""
-    resolved = src.absolute()
+    resolved = Path(os.path.abspath(src))  # `..` goes, a Hub cache's links stay
     name = resolved.stem if resolved.is_file() else resolved.name
     if resolved.parent.name == "snapshots" and resolved.parent.parent.name.startswith("models--"):
         name = resolved.parent.parent.name.split("--")[-1]
@@ -139,7 +140,7 @@ def show_plan(report: dict[str, Any]) -> None:
     out.print(f"A rank holds {size(report['rank_bytes'])} in all.")
     for part in report["components"]:
         out.print()
-        out.print(f"[bold]{part['name'] or part['class']}[/bold]")
+        out.print(part["name"] or part["class"], style="bold")
         facts = table("", "")
         facts.show_header = False
         profiles = part["profiles"].items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,11 +27,13 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", str(value).strip(), re.I)
+        match = re.fullmatch(
+            r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?", str(value).strip(), re.I
+        )
         if match is None or (match[3] and not match[2]):
             self.fail(f"{value!r} is not a size like 4GB, 500MB or 2GiB", param, ctx)
         base = 1024 if match[3] else 1000
-        count = int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
+        count = int(Fraction(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
         if count < 1:
             self.fail(f"{value!r} is less than a byte", param, ctx)
         return count

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 
 import click
 
-from shardc.errors import ShardcError
+from shardc.errors import Problem, ShardcError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +24,7 @@ INTERRUPTED = 130  # as a shell reports SIGINT
 
 
 def reporting(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn a ShardcError into its problems and exit status 1, without a traceback.
+    """Turn an error into its problems and exit status 1; a traceback comes only with `debug`.
 
     Reads the command's `as_json` and `debug`, where it has them.
     """
@@ -31,14 +33,17 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except ShardcError as error:
+        except (ShardcError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # nobody reads on: click ends the process quietly
             if kwargs.get("debug"):
-                raise
-            problems = [str(problem) for problem in error.problems]
+                traceback.print_exc()
+            problems = _problems(error)
             for problem in problems:
                 click.echo(f"error: {problem}", err=True)
             if kwargs.get("as_json"):
-                say_json({"ok": False, "problems": problems})
+                with suppress(OSError):  # stdout itself may be what failed
+                    say_json({"ok": False, "problems": problems})
             sys.exit(1)
         except KeyboardInterrupt:
             click.echo("interrupted: nothing was left behind", err=True)
@@ -47,16 +52,28 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+def _problems(error: ShardcError | OSError) -> list[str]:
+    if isinstance(error, ShardcError):
+        return [str(problem) for problem in error.problems]
+    where = "" if error.filename is None else str(error.filename)
+    return [str(Problem(where, error.strerror or str(error)))]
+
+
 def say_json(document: Any) -> None:
     """The one document on stdout."""
     click.echo(json.dumps(document, indent=1))
 
 
 def console() -> Console:
-    """Stdout for tables: as wide as the terminal, 100 columns in a pipe."""
+    """Stdout for tables: as wide as the terminal, 100 columns in a pipe. Text is taken as it is."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    width = None if _is_terminal(sys.stdout) else 100
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()  # None where the shell closed it
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -77,7 +94,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 @contextmanager
 def progress(what: str, total_bytes: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar on stderr: bytes, rate, time left. Nothing in pipes, and gone when done."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not _is_terminal(sys.stderr):
         yield lambda _: None
         return
     from rich.console import Console

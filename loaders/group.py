@@ -1,0 +1,81 @@
+"""Who the ranks are, and that all of them go on together or all of them stop."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from shardc.errors import Problem, ShardcError, ShardSetError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+CONTROL_TIMEOUT = timedelta(seconds=60)
+
+
+class Ranks:
+    """The ranks that share one model: a mesh axis, the default group, or this process alone.
+
+    `rank` is the coordinate on the axis, never the global rank. Control messages go over gloo,
+    whatever the devices' backend is.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        self.group: ProcessGroup | None = None
+        self.rank, self.size = 0, 1
+        if mesh is not None:
+            if mesh.ndim != 1:
+                raise ShardSetError(
+                    Problem("mesh", f"has {mesh.ndim} axes; give one of them, mesh['tp'] say")
+                )
+            self.group = mesh.get_group()
+            self.rank, self.size = mesh.get_local_rank(), mesh.size()
+        elif dist.is_available() and dist.is_initialized():
+            self.group = dist.group.WORLD
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._control = self._gloo()
+
+    def _gloo(self) -> ProcessGroup | None:
+        if self.group is None or self.size == 1:
+            return None
+        if dist.get_backend(self.group) == "gloo":
+            return self.group
+        made: ProcessGroup = dist.new_group(
+            dist.get_process_group_ranks(self.group),
+            timeout=CONTROL_TIMEOUT,
+            backend="gloo",
+            use_local_synchronization=True,
+        )
+        return made
+
+    def agree(self, error: BaseException | None, facts: Any = None) -> None:
+        """Meet the other ranks: raise this rank's error, or say which rank's it is.
+
+        facts: what must be the same everywhere (the plan's digest). Every rank must call this.
+        """
+        if self._control is None:
+            if error is not None:
+                raise error
+            return
+        told: list[Any] = [None] * self.size
+        mine = None if error is None else str(error)
+        try:
+            dist.all_gather_object(told, (mine, facts), group=self._control)
+        except RuntimeError as lost:
+            raise ShardSetError(
+                error.problems
+                if isinstance(error, ShardcError)
+                else Problem(f"rank {self.rank}", f"another rank is gone: {lost}")
+            ) from lost
+        if error is not None:
+            raise error
+        failed = [(rank, reason) for rank, (reason, _) in enumerate(told) if reason is not None]
+        if failed:
+            raise ShardSetError(Problem(f"rank {rank}", reason) for rank, reason in failed)
+        if any(other != facts for _, other in told):
+            raise ShardSetError(
+                Problem("ranks", "they do not load the same shard set", "give all the same path")
+            )

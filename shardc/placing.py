@@ -1,0 +1,126 @@
+"""A rule applied: sizes out of config.json, and where a tensor that it matches goes. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from shardc import expression
+from shardc.errors import Problem
+from shardc.layout import REPLICATE, Block, PackedShard, Placement, Shard, size_problem
+from shardc.manifest import PACKED, ROWWISE, Manifest, Rule, as_tuple
+
+
+class Dims:
+    """The sizes that a manifest's expressions see for one config.json; with `tp`, on a rank."""
+
+    def __init__(
+        self, manifest: Manifest, config: Mapping[str, Any], tp: int | None = None
+    ) -> None:
+        self._tp = tp
+        self._manifest = manifest
+        self._config = config
+        self._open: list[str] = []
+
+    def value(self, size: int | str) -> int:
+        """A plain integer, or the value of an expression; ExpressionError says why not."""
+        if isinstance(size, int):
+            return size
+        return expression.evaluate(size, self._lookup, self._tp)
+
+    def problems(self) -> list[Problem]:
+        """Every dim of the manifest that has no value for this config."""
+        found = []
+        for key, size in self._manifest.dims.items():
+            try:
+                self.value(size)
+            except expression.ExpressionError as error:
+                found.append(Problem(f"{self._manifest.name}: dims.{key}", str(error)))
+        return found
+
+    def _lookup(self, name: str) -> Any:
+        if name in self._manifest.dims:
+            return self._nested(name, self._manifest.dims[name])
+        value: Any = self._config
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is None and name in self._manifest.defaults:
+            return self._nested(name, self._manifest.defaults[name])
+        if value is None:
+            raise expression.ExpressionError(f"config.json has no {name!r}")
+        try:
+            return expression.as_number(value)
+        except expression.ExpressionError as error:
+            raise expression.ExpressionError(f"config.json's {name!r}: {error}") from error
+
+    def _nested(self, name: str, size: int | str) -> int:
+        if name in self._open:
+            raise expression.ExpressionError(f"{' -> '.join([*self._open, name])} is a circle")
+        self._open.append(name)
+        try:
+            return self.value(size)
+        finally:
+            self._open.pop()
+
+
+def place(
+    rule: Rule,
+    dims: Dims,
+    *,
+    shape: tuple[int, ...],
+    kind: Literal["weight", "bias", "raw"],
+    tp: int,
+) -> Placement | str:
+    """How a tensor that `rule` matches lies across `tp` ranks, or why the rule does not fit it.
+
+    `kind`: weight or bias of a matched module, or a parameter that the pattern names itself.
+    The degree matters only for padding; whether it divides is `layout.degree_problem`'s to say.
+    """
+    if rule.style == "replicate" or (kind == "bias" and rule.style in ROWWISE):
+        return REPLICATE
+    dim = _dim(rule, shape, kind)
+    if isinstance(dim, str):
+        return dim
+    size = shape[dim]
+    try:
+        sizes = [size] if rule.blocks is None else [dims.value(b) for b in rule.blocks]
+        units = [dims.value(u) for u in as_tuple(rule.unit)]
+        pad_to = None if rule.pad_to is None else dims.value(rule.pad_to)
+    except expression.ExpressionError as error:
+        return str(error)
+    if min((*units, 1 if pad_to is None else pad_to)) < 1:
+        return f"unit {units} and pad_to {pad_to} must be at least 1"
+    if min(sizes) < 0:
+        return f"blocks {sizes} must not be negative"
+    repeats = as_tuple(rule.repeat)
+    blocks = tuple(
+        Block(block, units[i % len(units)], repeats[i % len(repeats)])
+        for i, block in enumerate(sizes)
+    )
+    placement: Placement
+    if rule.style in PACKED:
+        placement = PackedShard(dim, blocks, rule.layout, rule.deinterleave)
+    else:
+        multiple = 1 if pad_to is None else math.lcm(pad_to, tp)
+        padded = size if pad_to is None else -(-size // multiple) * multiple
+        placement = Shard(dim, blocks[0], padded)
+    reason = size_problem(placement, size)
+    return placement if reason is None else f"along dim {dim}, {reason}"
+
+
+def _dim(rule: Rule, shape: tuple[int, ...], kind: str) -> int | str:
+    if kind == "bias":
+        return 0 if len(shape) == 1 else f"a bias of shape {list(shape)} is not 1-d"
+    if rule.dim is not None:
+        dim = rule.dim + len(shape) if rule.dim < 0 else rule.dim
+        if not 0 <= dim < len(shape):
+            return f"dim {rule.dim} is outside shape {list(shape)}"
+        return dim
+    if kind == "raw" and len(shape) > 1:
+        return f"a raw parameter of shape {list(shape)} needs a declared `dim`"
+    if rule.style == "sharded_norm" or (kind == "raw" and len(shape) == 1):
+        return 0 if len(shape) == 1 else f"a norm's weight of shape {list(shape)} is not 1-d"
+    if len(shape) < 2:
+        return f"{rule.style} needs a weight of 2 dims or more, this one has shape {list(shape)}"
+    return 1 if rule.style in ROWWISE else 0
