@@ -21,6 +21,7 @@ from shardc.checkpoint import CONFIG, MODEL_INDEX, Component, open_component
 from shardc.errors import Problem, ShardcError, ShardSetError
 from shardc.header import TensorInfo, read_header
 from shardc.index import Index
+from shardc.loaders import devices
 from shardc.loaders.group import Ranks
 from shardc.loaders.parallel import gather_tied, parallelize
 from shardc.loaders.storage import (
@@ -99,11 +100,11 @@ def load_model(
     every rank where any rank cannot go on.
     """
     ranks = Ranks(mesh)
-    where = torch.device(device or (mesh.device_type if mesh is not None else "cpu"))
     timings = Timings()
     index: Index | None = None
     error: ShardcError | None = None
     try:
+        where = devices.resolve(device, mesh)
         with _timed(timings, "open"):
             shard_set = open_shard_set(Path(path))
             name = choose_component(shard_set, component)
@@ -160,7 +161,7 @@ def load_pipeline(
     Scheduler, tokenizers and processors load as diffusers does. Every rank must call it.
     """
     path = Path(path)
-    where = torch.device(device or (mesh.device_type if mesh is not None else "cpu"))
+    where = devices.resolve(device, mesh)
     shard_set = open_shard_set(path)
     if not (path / MODEL_INDEX).is_file():
         raise ShardSetError(
@@ -296,8 +297,8 @@ def _finish(model: nn.Module, device: torch.device, where: Path) -> None:
             problems.append(Problem(str(where), f"has no tensor {name!r} that the model needs"))
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
+            if buffer is not None and buffer.device != device:
+                module._buffers[name] = devices.put(buffer, device)
     if problems:
         raise ShardSetError(problems)
     model.eval()

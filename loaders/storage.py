@@ -14,6 +14,8 @@ import xxhash
 from shardc.errors import CheckpointError, Problem, ShardSetError
 from shardc.header import Header, TensorInfo, read_header
 from shardc.index import Index, metadata_problems, pieces_of
+from shardc.loaders import devices
+from shardc.loaders.devices import DeviceError, Span
 from shardc.shardset import ShardSet, open_shard_set
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -76,12 +78,12 @@ class MappedFile:
             raw = raw.clone()
         return raw.view(dtype).view(info.shape)
 
-    def drop(self, info: TensorInfo) -> None:
-        """Give the tensor's pages back: it has been copied to its device."""
-        if self.memory is None or not hasattr(self.memory, "madvise"):
-            return
-        start = (self.header.data_start + info.start) // mmap.PAGESIZE * mmap.PAGESIZE
-        self.memory.madvise(mmap.MADV_DONTNEED, start, self.header.data_start + info.stop - start)
+    def span(self, info: TensorInfo) -> Span | None:
+        """The mapped bytes that hold the tensor; None where it has none."""
+        if not info.size_bytes or self.memory is None:
+            return None
+        start = self.header.data_start + info.start
+        return Span(self.memory, start, start + info.size_bytes)
 
 
 def choose_component(shard_set: ShardSet, component: str | None) -> str:
@@ -196,16 +198,33 @@ def check_digests(
 def place_on(
     held: Mapping[str, tuple[MappedFile, TensorInfo]], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor on `device`: a view on cpu; elsewhere copied, and its host pages dropped."""
-    for name, (file, info) in held.items():
-        view = file.view(info)
-        if device.type == "cpu":
-            yield name, view
-            continue
-        placed = torch.empty(view.shape, dtype=view.dtype, device=device)
-        placed.copy_(view)  # blocking: an asynchronous copy would bounce through host memory
-        file.drop(info)
-        yield name, placed
+    """Each tensor on `device`: a view on cpu; elsewhere copied, and its host pages dropped.
+
+    While one is copied the next ones are read ahead. Raises DeviceError naming the tensor that the
+    device cannot hold, before the first copy where it is known that all of them do not fit.
+    """
+    if device.type == "cpu":
+        for name, (file, info) in held.items():
+            yield name, file.view(info)
+        return
+    way = devices.lane(device)
+    devices.check_room(way, device, sum(info.size_bytes for _, info in held.values()))
+    spans = {name: file.span(info) for name, (file, info) in held.items()}
+    with devices.ReadAhead(spans.values()) as ahead:
+        for name, (file, info) in held.items():
+            span = spans[name]
+
+            def done(first: int, last: int, span: Span | None = span) -> None:
+                if span is not None:
+                    span.drop(first, last)
+                    ahead.used(last - first)
+
+            try:
+                placed = way.put(file.view(info), done)
+            except DeviceError as error:
+                raise DeviceError(Problem(f"tensor {name!r}", str(error))) from error
+            yield name, placed
+        way.sync()
 
 
 def load_state_dict(
@@ -222,8 +241,10 @@ def load_state_dict(
     On cpu these are views of the mapped files: nothing is read or copied until used, and writing
     to one changes neither the file nor another process's view. component: which, where several
     are sharded (default: the transformer). tp: the degree you run at, to be checked. verify: read
-    everything against the digests first. Raises ShardSetError.
+    everything against the digests first. Raises ShardSetError, or DeviceError before any read where
+    the device is not ready.
     """
+    where = devices.resolve(device)
     shard_set = open_shard_set(Path(path))
     name = choose_component(shard_set, component)
     index = shard_set.components[name]
@@ -232,4 +253,4 @@ def load_state_dict(
     held = open_rank(folder, index, rank)
     if verify:
         check_digests(held, index, rank)
-    return dict(place_on(held, torch.device(device)))
+    return dict(place_on(held, where))

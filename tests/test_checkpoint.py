@@ -149,6 +149,22 @@ def test_pipeline_with_a_component_that_is_not_there(tmp_path: Path) -> None:
     assert shardc.verify(tmp_path / "out").ok
 
 
+def test_pipeline_of_unknown_classes(tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as caught:
+        shardc.build(write_pipeline(tmp_path / "pipe"), tmp_path / "out", 2)
+    for name in ("TinyModel", "Encoder", "Vae"):
+        assert f"no manifest is known for class {name}" in str(caught.value)
+
+
+def test_one_component_against_its_folder(tmp_path: Path) -> None:
+    """A pipeline's only sharded component can be verified against that component alone."""
+    pipe = write_pipeline(tmp_path / "pipe")
+    manifest = ck.manifest(tmp_path / "rules.toml", RULES)
+    shardc.build(pipe, tmp_path / "out", 2, manifest=manifest)
+    assert shardc.verify(tmp_path / "out", pipe / "transformer").ok
+    assert not shardc.verify(tmp_path / "out", pipe / "text_encoder").ok
+
+
 def test_variants(tmp_path: Path) -> None:
     """F08: exactly the chosen set, the plain one beside it unread."""
     source = ck.component(tmp_path / "s", TENSORS, variant="bf16")
@@ -274,6 +290,10 @@ BROKEN: dict[str, tuple[Damage, str]] = {
         f"{STEM}.safetensors is a stray weight file",
     ),
     "no JSON": (put(INDEX, b"{"), f"{INDEX}: not valid JSON"),
+    "dangling index": (
+        lambda s: ((s / INDEX).unlink(), (s / INDEX).symlink_to("../blobs/gone")),
+        f"{INDEX}: cannot read it: No such file or directory",
+    ),
     "no map": (put(INDEX, b'{"weight_map": {"a": 1}}'), f"{INDEX}: has no weight_map of tensor"),
     "a list": (put(INDEX, b"[]"), f"{INDEX}: has no weight_map of tensor"),
     "empty map": (put(INDEX, b'{"weight_map": {}}'), f"{INDEX}: its weight_map is empty"),

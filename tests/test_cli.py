@@ -1,4 +1,4 @@
-"""The command line, as its user meets it: exit status, stdout, stderr, and what lies on the disk."""
+"""The command line as its user meets it: exit status, stdout, stderr, and what is on the disk."""
 
 from __future__ import annotations
 
@@ -165,9 +165,9 @@ def test_version() -> None:
 
 
 def test_build_imports_no_model_library(flux: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "shardc", "build", str(flux), "--tp", "2"]
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "shardc"]
-        + ["build", str(flux), "--tp", "2", "-o", str(tmp_path / "out"), "--no-fsync"],
+        [*command, "-o", str(tmp_path / "out"), "--no-fsync"],
         capture_output=True,
         text=True,
         check=True,
@@ -463,7 +463,9 @@ def test_default_out_of_dots(flux: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert default_out(Path("../scheduler/.."), 8) == Path("flux-tp8")
 
 
-@pytest.mark.parametrize("name", ["two words", "Größe ünï", "[red]x[/blue]", ":smile:", "a'b\"c"])
+@pytest.mark.parametrize(
+    "name", ["two words", "Größe ünï", "[red]x", "[/blue]", ":smile:", "a'b\"c"]
+)
 def test_odd_names(name: str, flux: Path, here: Path) -> None:
     (here / "link").symlink_to(os.path.relpath(flux, here))
     out = Path(name, "out")
@@ -472,7 +474,7 @@ def test_odd_names(name: str, flux: Path, here: Path) -> None:
     assert name in run("build", "link", "--tp", 2, "-o", f"{out}/").stdout
     assert run("verify", out, "--source", "link").stdout.startswith(f"{out}: sound")
     assert run("inspect", out).stdout.startswith(f"{out}: shard set")
-    assert listing(here) == sorted(["link", name])
+    assert listing(here) == sorted(["link", out.parts[0]])
 
 
 def test_component(here: Path, source: Path, rules: Path) -> None:
@@ -517,8 +519,9 @@ def test_variant(here: Path, rules: Path) -> None:
     args = ("build", "src", "--tp", 2, "--manifest", rules, *FAST)
     run(*args, "--variant", "fp16", "-o", "half")
     run(*args, "-o", "full")
-    assert {t.dtype for t in ck.read_all(here / "half").values()} == {"F16"}
-    assert {t.dtype for t in ck.read_all(here / "full").values()} == {"F32"}
+    for name, dtype in {"half": "F16", "full": "F32"}.items():
+        ranks = ck.read_ranks(here / name, 2)
+        assert {t.dtype for rank in ranks for t in rank.values()} == {dtype}
     run("verify", "half", "--source", "src", "--variant", "fp16")
     report = said("inspect", "src", "--variant", "fp16")
     assert list(report["components"][0]["dtypes"]) == ["F16"]
@@ -698,11 +701,10 @@ def test_plan_shows(flux: Path) -> None:
 
 
 def test_plan_reads_no_weight(rules: Path, here: Path) -> None:
-    """A hole of 24 TB is planned at once: no byte of it is read."""
-    shape = [6 * 2**20, 2**20]
-    write_hole(here / "big", "F32", shape)
+    """A hole of 8 TB is planned at once: no byte of it is read."""
+    write_hole(here / "big", "F32", [2**21, 2**20])
     report = said("plan", "big", "--tp", 2, "--manifest", rules)
-    assert report["rank_bytes"] == 4 * 6 * 2**40 // 2
+    assert report["rank_bytes"] == 4 * (2**41 + 2**21) // 2
 
 
 def write_hole(folder: Path, dtype: str, shape: list[int]) -> None:
@@ -1093,3 +1095,73 @@ def test_words() -> None:
     assert degrees([]) == ""
     assert degrees([1, 2, 4]) == "1, 2, 4"
     assert degrees([3, 5, 6, 7, 9]) == "3, 5-7, 9"
+
+
+# Known faults: an xfail that passes says that its mark may go
+
+
+@pytest.mark.xfail(strict=True, reason="any folder that holds a shard set passes for one")
+def test_force_spares_a_folder_of_shard_sets(flux: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    run("build", flux / "transformer", "--tp", 2, "-o", models / "transformer-tp2", *FAST)
+    shutil.copytree(flux, models / "flux")
+    before = ck.contents(models)
+    result = CliRunner().invoke(main, f"build {flux} --tp 4 -o {models} --force -q".split())
+    assert ck.contents(models) == before
+    assert result.exit_code == 1
+
+
+@pytest.mark.xfail(strict=True, reason="any folder that holds a shard set passes for one")
+def test_a_checkpoint_with_a_shard_set_inside(flux: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(flux, tmp_path / "flux")
+    run("build", source / "transformer", "--tp", 2, "-o", source / "transformer-tp2", *FAST)
+    result = CliRunner().invoke(main, ["inspect", str(source), "--json"])
+    assert json.loads(result.stdout)["what"] == "checkpoint"
+
+
+@pytest.mark.xfail(strict=True, reason="an OUT inside SRC becomes part of the next build")
+def test_out_inside_src(flux: Path, tmp_path: Path) -> None:
+    """Refused, or at least no part of what is built next."""
+    source = shutil.copytree(flux, tmp_path / "flux")
+    CliRunner().invoke(main, f"build {source} --tp 2 -o {source / 'in'} -q".split())
+    run("build", source, "--tp", 2, "-o", tmp_path / "out", *FAST)
+    assert not [name for name in ck.contents(tmp_path / "out") if name.startswith("in/")]
+
+
+@pytest.mark.xfail(strict=True, reason="the old link is renamed, and cannot be removed as a folder")
+def test_force_on_a_link(flux: Path, shards: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("shards")
+    run("build", flux, "--tp", 4, "-o", link, "--force", *FAST)
+    assert listing(tmp_path) == ["link", "shards"]
+
+
+@pytest.mark.xfail(strict=True, reason="an explicit --manifest that fits nothing is ignored")
+def test_a_manifest_that_serves_no_component(flux: Path) -> None:
+    for args in (
+        ("plan", flux, "--tp", 2, "--manifest", "FluxTransformer2DModel"),
+        ("manifest", "check", "FluxTransformer2DModel", flux),
+    ):
+        (line,) = errors(*args)
+        assert "FluxTransformer2DModel" in line
+
+
+@pytest.mark.xfail(strict=True, reason="components kept whole are not verified")
+def test_verify_misses_a_whole_component(flux: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(flux, tmp_path / "pipe")
+    ck.component(source / "vae", TENSORS, class_name="AutoencoderKL")
+    index = json.loads((flux / "model_index.json").read_text())
+    index["vae"] = ["diffusers", "AutoencoderKL"]
+    ck.write_json(source / "model_index.json", index)
+    run("build", source, "--tp", 2, "-o", tmp_path / "out", *FAST)
+    shutil.rmtree(tmp_path / "out" / "vae")
+    assert any("vae" in line for line in errors("verify", tmp_path / "out", "--source", source))
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, raises=json.JSONDecodeError, reason="derive lets it pass")
+def test_derive_from_a_broken_config(here: Path) -> None:
+    pytest.importorskip("diffusers")
+    Path("broken.json").write_text("{")
+    (line,) = errors("manifest", "derive", "Flux2Transformer2DModel", "--config", "broken.json")
+    assert "broken.json" in line

@@ -1,4 +1,4 @@
-"""`shardc demo`: what it promises, on the real thing."""
+"""`shardc demo` on the real thing: its steps, its picture, and what it leaves behind."""
 
 from __future__ import annotations
 

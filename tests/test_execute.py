@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -15,9 +16,9 @@ import pytest
 import torch
 
 import shardc
-from shardc import fileio, schedule
+from shardc import builder, fileio, schedule
 from shardc.builder import Resources
-from shardc.errors import CheckpointError
+from shardc.errors import CheckpointError, OutputError
 from shardc.schedule import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, chunk_bytes
 from tests import checkpoints as ck
 from tests import oracle
@@ -355,6 +356,41 @@ def test_source_touched_during_the_build(tmp_path: Path, monkeypatch: pytest.Mon
             file.write(b"\xaa")
 
     assert "changed during the build" in str(disturbed(tmp_path, monkeypatch, touch))
+
+
+def test_source_gone_since_it_was_planned(tmp_path: Path) -> None:
+    source, manifest = mixed(tmp_path)
+    planned = shardc.plan(source, 2, manifest=manifest)
+    gone = source / "diffusion_pytorch_model-00002-of-00003.safetensors"
+    gone.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        builder.build(planned, tmp_path / "out", Resources())
+    assert f"{gone}: cannot open it: No such file or directory" in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.toml", "source"]
+
+
+@pytest.mark.parametrize("side", ["source", "shard"])
+def test_a_disk_that_fails(side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO on reading a weight file, or on reading back what was written."""
+    source, manifest = mixed(tmp_path)
+    preadv = os.preadv
+
+    def fail(fd: int, *arguments: Any) -> int:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if ("/source/" in name) == (side == "source"):
+            raise OSError(5, "Input/output error")
+        return preadv(fd, *arguments)
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises((CheckpointError, OutputError)) as caught:
+        shardc.build(source, tmp_path / "out", 4, manifest=manifest)
+    expected = {
+        "source": r"tensor '.*': reading \d+ bytes at \d+ failed: Input/output error",
+        "shard": r"rank-.*\.safetensors: cannot write its \d+ bytes: Input/output error",
+    }
+    assert re.search(expected[side], str(caught.value))
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.toml", "source"]
 
 
 def test_reference_cast_is_its_own_inverse() -> None:

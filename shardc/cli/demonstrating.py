@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -33,7 +34,11 @@ def demo(keep: Path | None, as_json: bool) -> None:
         if keep.exists():
             raise OutputError(Problem(str(keep), "exists already", "--keep takes a new folder"))
         keep.mkdir(parents=True)
-        report = demonstration.run(keep)
+        try:
+            report = demonstration.run(keep)
+        except KeyboardInterrupt:
+            shutil.rmtree(keep, ignore_errors=True)
+            raise
     if as_json:
         say_json(report.to_json())
         return

@@ -1,0 +1,415 @@
+"""Host views onto a device: cpu keeps them, cuda, neuron and xla each get their own way of copying.
+
+What is said here of neuron follows the public torch_neuronx sources and documents and was checked
+on a simulated device (tests/neuronsim), not on hardware; cuda and xla were not run at all.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from shardc.errors import Problem, ShardcError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+# The most of a mapping that is resident at once: a larger tensor goes over in such slices.
+SLICE_BYTES = 32 << 20
+AHEAD_BYTES = 128 << 20  # of the page cache, not of the process: what is read before it is needed
+RING_SLOTS = 2  # of SLICE_BYTES each
+# Where no mesh says it: the device type whose tensors a process group's backend carries.
+BACKENDS = {"nccl": "cuda", "neuron": "neuron"}
+
+Done = Callable[[int, int], None]  # told which bytes of a view, from and to, are on the device
+
+
+class DeviceError(ShardcError):
+    """A device is missing, not ready, or has no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bytes of a mapped file that hold one tensor."""
+
+    memory: mmap.mmap = field(repr=False)
+    start: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stop - self.start
+
+    def read_ahead(self, first: int, last: int) -> None:
+        """Have the kernel fetch these bytes of the tensor into its page cache, without waiting."""
+        self._advise("MADV_WILLNEED", first, last)
+
+    def drop(self, first: int, last: int) -> None:
+        """Give the pages of these bytes back; a neighbour's bytes on them are read again."""
+        self._advise("MADV_DONTNEED", first, last)
+
+    def _advise(self, advice: str, first: int, last: int) -> None:
+        option = getattr(mmap, advice, None)
+        if option is None or last <= first:  # no such advice on this system
+            return
+        start = (self.start + first) // mmap.PAGESIZE * mmap.PAGESIZE
+        self.memory.madvise(option, start, self.start + last - start)
+
+
+class ReadAhead:
+    """A thread that asks for spans in order, at most AHEAD_BYTES before the one in use."""
+
+    def __init__(self, spans: Iterable[Span | None], window_bytes: int = AHEAD_BYTES) -> None:
+        self._slices = [
+            (span, first, min(first + SLICE_BYTES, span.size_bytes))
+            for span in spans
+            if span is not None
+            for first in range(0, span.size_bytes, SLICE_BYTES)
+        ]
+        self._room = window_bytes
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="shardc-read-ahead", daemon=True)
+
+    def used(self, size_bytes: int) -> None:
+        """So many bytes more are on the device."""
+        with self._changed:
+            self._room += size_bytes
+            self._changed.notify()
+
+    def _run(self) -> None:
+        for span, first, last in self._slices:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._room > 0)
+                if self._closed:
+                    return
+                self._room -= last - first
+            span.read_ahead(first, last)
+
+    def __enter__(self) -> ReadAhead:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+
+class Lane(Protocol):
+    """The way onto one device, for as long as a load takes."""
+
+    def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
+        """The view's values on the device; `done` hears of each slice that the device has."""
+
+    def sync(self) -> None:
+        """Wait until all that was put is there."""
+
+    def free_bytes(self) -> int | None:
+        """How much more the device can hold, where that is known."""
+
+
+def lane(device: torch.device) -> Lane:
+    """The way onto `device`, by its type; DeviceError where there is none."""
+    kind = _LANES.get(device.type)
+    if kind is None:
+        raise DeviceError(Problem(str(device), f"is none of {', '.join(_LANES)}"))
+    made: Lane = kind(device)
+    return made
+
+
+def put(view: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on `device`, in its own dtype, contiguous; on cpu the very same tensor."""
+    way = lane(device)
+    placed = way.put(view)
+    way.sync()
+    return placed
+
+
+def sync(device: torch.device) -> None:
+    """Wait until the device has all that it was given."""
+    lane(device).sync()
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """How much more the device can hold, None where that is not known (cpu, older stacks)."""
+    return lane(device).free_bytes()
+
+
+def check_room(way: Lane, device: torch.device, need_bytes: int) -> None:
+    """DeviceError where it is known already that the device cannot hold `need_bytes` more."""
+    free = way.free_bytes()
+    if free is not None and need_bytes > free:
+        raise DeviceError(
+            Problem(
+                str(device),
+                f"has {free} bytes free, this rank's tensors take {need_bytes}",
+                "build for a higher tp",
+            )
+        )
+
+
+def _empty(view: torch.Tensor, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.empty(view.shape, dtype=view.dtype, device=device)
+    except (RuntimeError, TypeError) as error:
+        what = f"cannot hold {view.nbytes} bytes more of {view.dtype}: "
+        fix = "build with --dtype" if isinstance(error, TypeError) else "build for a higher tp"
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceError(Problem(str(device), what + reason, fix)) from error
+
+
+def _slices(view: torch.Tensor, placed: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
+    """Both tensors, both contiguous, as pairs of flat slices of at most SLICE_BYTES."""
+    step = max(1, SLICE_BYTES // view.element_size())
+    return zip(view.view(-1).split(step), placed.view(-1).split(step), strict=True)
+
+
+def _unreserved(api: Any, device: torch.device) -> int | None:
+    """What the driver has free, and what the caching allocator holds without using it."""
+    if not hasattr(api, "mem_get_info"):
+        return None
+    free = int(api.mem_get_info(device)[0])
+    if hasattr(api, "memory_reserved"):
+        free += max(0, api.memory_reserved(device) - api.memory_allocated(device))
+    return free
+
+
+class _Cpu:
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
+        return view
+
+    def sync(self) -> None:
+        pass
+
+    def free_bytes(self) -> int | None:
+        return None  # a mapped view takes none
+
+
+class _Neuron:
+    """Blocking copies straight from the mapping: an asynchronous one, a cast or a strided source
+    would each make the runtime allocate on the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._api: Any = getattr(torch, "neuron", None)
+        if self._api is None:
+            raise _no_neuron()
+
+    def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
+        view = view.contiguous()
+        placed = _empty(view, self.device)
+        if view.nbytes <= SLICE_BYTES:
+            if view.nbytes:
+                placed.copy_(view)
+            if done is not None:
+                done(0, view.nbytes)
+            return placed
+        at = 0
+        for part, target in _slices(view, placed):
+            target.copy_(part)
+            if done is not None:
+                done(at, at + part.nbytes)
+            at += part.nbytes
+        return placed
+
+    def sync(self) -> None:
+        self._api.synchronize()
+
+    def free_bytes(self) -> int | None:
+        self.sync()  # the allocator's figures lag behind the program
+        return _unreserved(self._api, self.device)
+
+
+class _Cuda:
+    """A ring of pinned buffers: one is filled from the mapping while the other is on its way."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._ring: list[torch.Tensor] = []
+        self._sent = [torch.cuda.Event() for _ in range(RING_SLOTS)]
+        self._turn = 0
+
+    def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
+        view = view.contiguous()
+        placed = _empty(view, self.device)
+        if not view.nbytes:
+            return placed
+        if not self._ring:  # pinning takes a while: only where there is something to copy
+            sizes = [SLICE_BYTES] * RING_SLOTS
+            self._ring = [torch.empty(n, dtype=torch.uint8, pin_memory=True) for n in sizes]
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)  # the memory may have been another tensor's until now
+        at = 0
+        for part, target in _slices(view, placed):
+            slot, self._turn = self._turn, (self._turn + 1) % RING_SLOTS
+            self._sent[slot].synchronize()
+            pinned = self._ring[slot][: part.nbytes].view(part.dtype)
+            pinned.copy_(part)  # this is the read of the file
+            if done is not None:
+                done(at, at + part.nbytes)
+            at += part.nbytes
+            with torch.cuda.stream(self._stream):
+                target.copy_(pinned, non_blocking=True)
+                self._sent[slot].record(self._stream)
+        current.wait_stream(self._stream)
+        return placed
+
+    def sync(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def free_bytes(self) -> int | None:
+        return _unreserved(torch.cuda, self.device)
+
+
+class _Xla:
+    """The older Neuron stack, by the XLA device's own means."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._api = _xla_model()
+        self._pending_bytes = 0
+
+    def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
+        placed = view.contiguous().to(self.device)
+        self._pending_bytes += view.nbytes
+        if self._pending_bytes > AHEAD_BYTES:  # else every transfer's host buffer lives till sync
+            self.sync()
+        if done is not None:
+            done(0, view.nbytes)
+        return placed
+
+    def sync(self) -> None:
+        self._api.mark_step()
+        self._api.wait_device_ops()
+        self._pending_bytes = 0
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+_LANES: dict[str, Callable[[torch.device], Lane]] = {
+    "cpu": _Cpu,
+    "cuda": _Cuda,
+    "neuron": _Neuron,
+    "xla": _Xla,
+}
+
+
+# --- which device -------------------------------------------------------------------------------
+
+
+def resolve(
+    device: str | torch.device | None = None, mesh: DeviceMesh | None = None
+) -> torch.device:
+    """The device that this rank loads onto, with its index; its stack is imported, and ready.
+
+    device: what was asked for by name; else the mesh's device type; else that of the default
+    process group's backend; else cpu. Raises DeviceError where the stack is missing, or a core was
+    touched before the process group gave it out.
+    """
+    if device is None:
+        device = mesh.device_type if mesh is not None else _of_default_group()
+    kind, _, number = str(device).partition(":")
+    index = int(number) if number.isdecimal() else None
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise DeviceError(Problem("cuda", "this torch sees no CUDA device"))
+        return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+    if kind == "neuron":
+        return _neuron(index, mesh)
+    if kind == "xla":
+        found: torch.device = _xla_model().xla_device()
+        return found
+    raise DeviceError(Problem(str(device), f"is none of {', '.join(_LANES)}"))
+
+
+def _of_default_group() -> str:
+    if dist.is_available() and dist.is_initialized():
+        return BACKENDS.get(dist.get_backend(), "cpu")
+    return "cpu"
+
+
+def _no_neuron() -> DeviceError:
+    return DeviceError(
+        Problem(
+            "neuron",
+            "native TorchNeuron is not installed: torch_neuronx does not give torch.neuron",
+            "install torch-neuronx 2.13 or later from AWS's package index, or use a Neuron DLAMI; "
+            "the package of that name on PyPI is empty; on Trn1 and Inf2 ask for 'xla'",
+        )
+    )
+
+
+def _neuron(index: int | None, mesh: DeviceMesh | None) -> torch.device:
+    """This process's core. The process group must have given it out: one core a process."""
+    if not hasattr(torch, "neuron"):
+        try:
+            import_module("torch_neuronx")
+        except ImportError as error:
+            raise _no_neuron() from error
+    api: Any = getattr(torch, "neuron", None)
+    if api is None:
+        raise _no_neuron()
+    distributed = dist.is_available() and dist.is_initialized()
+    if not distributed and (mesh is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1):
+        touched = hasattr(api, "is_initialized") and api.is_initialized()
+        what = "the process group must come first: it gives each process its core"
+        if touched:
+            what += ", and the device was touched before it (a tensor made on it is enough)"
+        raise DeviceError(
+            Problem(
+                "neuron", what, "call init_process_group('neuron') before anything uses the device"
+            )
+        )
+    if distributed:
+        group = mesh.get_group() if mesh is not None and mesh.ndim == 1 else None
+        backends = dist.get_backend_config(group)
+        if dist.get_world_size(group) > 1 and "neuron" not in backends:
+            raise DeviceError(
+                Problem(
+                    "neuron",
+                    f"the process group's backend is {backends}: it cannot reduce neuron tensors",
+                    "init_process_group('neuron')",
+                )
+            )
+    current = int(api.current_device())
+    if index is not None and index != current:
+        raise DeviceError(
+            Problem("neuron", f"core {index} is not this process's, which is {current}")
+        )
+    return torch.device("neuron", current)
+
+
+def _xla_model() -> Any:
+    try:
+        return import_module("torch_xla.core.xla_model")
+    except ImportError as error:
+        raise DeviceError(
+            Problem(
+                "xla",
+                "torch_xla is not installed",
+                "install the older torch-neuronx, which brings it, from AWS's package index",
+            )
+        ) from error
