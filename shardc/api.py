@@ -74,10 +74,8 @@ def plan(
             continue
         own = chosen if chosen and component.class_name in chosen.classes else None
         own = own or library.for_class(component.class_name)
-        if own is None and chosen is not None and len(names) == 1:
-            own = chosen  # its mismatch with the class is the error to show
         if own is None:
-            if components is not None or len(names) == 1:
+            if chosen is None and (components is not None or len(names) == 1):
                 problems += no_manifest(component).problems
             kept.append((component, f"no manifest for class {component.class_name}"))
             continue
@@ -86,6 +84,14 @@ def plan(
         except ShardcError as error:
             prefix = f"{component.name}: " if component.name else ""
             problems += [Problem(prefix + p.where, p.what, p.fix) for p in error.problems]
+    classes = sorted({str(component.class_name) for component in checkpoint.components})
+    if chosen is not None and not set(classes) & set(chosen.classes):
+        problems.append(
+            Problem(
+                chosen.name,
+                f"serves {', '.join(chosen.classes)}; {checkpoint.path} has {', '.join(classes)}",
+            )
+        )
     if not planned and not problems:
         for component, _ in kept:
             problems += no_manifest(component).problems

@@ -18,7 +18,15 @@ import shardc
 from shardc.checkpoint import CONFIG, INDEX_NAME, Component
 from shardc.errors import OutputError, Problem, ShardSetError
 from shardc.execute import Digests, default_workers, execute
-from shardc.files import carry_file, copy_file, keep_file, new_folder, sync_folders, write_file
+from shardc.files import (
+    carry_file,
+    check_replaceable,
+    copy_file,
+    keep_file,
+    new_folder,
+    sync_folders,
+    write_file,
+)
 from shardc.index import (
     FORMAT_VERSION,
     FileEntry,
@@ -73,8 +81,7 @@ class BuildReport:
 def build(plan: Plan, out: Path, resources: Resources, *, force: bool = False) -> BuildReport:
     """Carry out `plan` into folder `out`. Raises OutputError, CheckpointError; nothing is left."""
     started = time.monotonic()
-    needed = sum(f.size_bytes for c in plan.components for f in c.files)
-    check_space(out, needed)
+    check_out(plan, out, force=force)
     kept: dict[str, str] = {}
     with new_folder(out, force=force) as folder:
         for extra in plan.checkpoint.extras:
@@ -109,6 +116,22 @@ def peak_rss_bytes() -> int:
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def check_out(plan: Plan, out: Path, *, force: bool = False) -> None:
+    """OutputError where `out` exists, overlaps the source, or has no room for `plan`."""
+    check_replaceable(out, force=force)
+    check_apart(plan.checkpoint.path, out)
+    check_space(out, sum(f.size_bytes for c in plan.components for f in c.files))
+
+
+def check_apart(source: Path, out: Path) -> None:
+    """OutputError where one lies inside the other: the next build would take the output in."""
+    inner, outer = out.resolve(), source.resolve()
+    if source.is_dir() and (inner.is_relative_to(outer) or outer.is_relative_to(inner)):
+        raise OutputError(
+            Problem(str(out), f"overlaps its source {source}", "name a folder beside it with -o")
+        )
 
 
 def check_space(out: Path, needed_bytes: int) -> None:

@@ -120,11 +120,38 @@ class Checkpoint:
     missing: tuple[str, ...] = ()
 
 
-def is_shard_set(path: Path) -> bool:
-    """Whether `path` has the index of a shard set, its own or a component's."""
-    return path.is_dir() and (
-        (path / INDEX_NAME).is_file() or next(path.glob(f"*/{INDEX_NAME}"), None) is not None
-    )
+def sharded_components(path: Path) -> list[str]:
+    """Names of the components of folder `path` that are sharded, "" for a bare one.
+
+    A pipeline's components are those that its model_index.json lists: a shard set that merely
+    lies below a folder is not the folder's.
+    """
+    if (path / INDEX_NAME).is_file():
+        return [""]
+    if not (path / MODEL_INDEX).is_file():
+        return []
+    return [name for name in listed_components(path) if (path / name / INDEX_NAME).is_file()]
+
+
+def listed_components(path: Path) -> dict[str, list[str]]:
+    """model_index.json's components: (library, class) by folder name; CheckpointError."""
+    where = str(path / MODEL_INDEX)
+    document = parse_json((path / MODEL_INDEX).read_bytes(), where)
+    if not isinstance(document, dict):
+        raise CheckpointError(Problem(where, "is not a JSON object"))
+    listed = {
+        name: entry
+        for name, entry in document.items()
+        if not name.startswith("_") and isinstance(entry, list) and len(entry) == 2 and entry[0]
+    }
+    problems = [
+        Problem(where, f"component {name!r} leaves the folder")
+        for name in listed
+        if "/" in name or "\\" in name or name in (".", "..")
+    ]
+    if problems:
+        raise CheckpointError(problems)
+    return listed
 
 
 def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
@@ -137,9 +164,13 @@ def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
     if not path.is_dir():
         hint = "for a Hub repo, `hf download` it first" if len(path.parts) == 2 else ""
         raise CheckpointError(Problem(str(path), "no such file or folder", hint))
-    if is_shard_set(path):
+    if sharded_components(path):
         raise CheckpointError(
-            Problem(str(path), "is a shard set, not a full checkpoint", "use `shardc reshard`")
+            Problem(
+                str(path),
+                "is a shard set, not a full checkpoint",
+                "`shardc merge` makes one of it, `shardc reshard` cuts it anew",
+            )
         )
     if (path / MODEL_INDEX).is_file():
         return _open_pipeline(path, variant)
@@ -165,22 +196,10 @@ def _open_file(path: Path) -> Checkpoint:
 
 
 def _open_pipeline(path: Path, variant: str | None) -> Checkpoint:
-    where = str(path / MODEL_INDEX)
-    document = parse_json((path / MODEL_INDEX).read_bytes(), where)
-    if not isinstance(document, dict):
-        raise CheckpointError(Problem(where, "is not a JSON object"))
+    listed = listed_components(path)
+    names = [name for name in listed if (path / name).is_dir()]
+    missing = [name for name in listed if name not in names]
     problems: list[Problem] = []
-    names: list[str] = []
-    missing: list[str] = []
-    for name, entry in document.items():
-        if name.startswith("_") or not isinstance(entry, list) or entry[:1] == [None]:
-            continue
-        if "/" in name or "\\" in name or name in (".", ".."):
-            problems.append(Problem(where, f"component {name!r} leaves the folder"))
-        elif not (path / name).is_dir():
-            missing.append(name)
-        else:
-            names.append(name)
     components = []
     plain_too = variant is not None and _any_variant(path, names, variant)
     for name in names:

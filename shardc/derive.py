@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardc.checkpoint import class_of
 from shardc.errors import ManifestError, Problem
+from shardc.header import parse_json
 
 HEAD_COUNTS = ("heads", "num_heads", "num_attention_heads", "n_heads")
 KV_HEAD_COUNTS = ("kv_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -37,7 +39,7 @@ def derive(target: str, config: Path | None = None) -> str:
     config: a config.json to build the class from (on the meta device), else its defaults. Raises
     ManifestError where the class or its plan is missing, or a style has no counterpart.
     """
-    values = None if config is None else json.loads(config.read_text(encoding="utf-8"))
+    values = None if config is None else _read_config(config, target)
     model, library = _meta_model(target, values)
     plan = (
         dict(getattr(model, "_tp_plan", None) or {}) if library == "diffusers" else _hf_plan(model)
@@ -59,6 +61,17 @@ def derive(target: str, config: Path | None = None) -> str:
         lines += ["", "[[rule]]", f"match = {json.dumps(match)}"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
     return "\n".join(lines) + "\n"
+
+
+def _read_config(path: Path, target: str) -> dict[str, Any]:
+    try:
+        values = parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ManifestError(Problem(str(path), f"cannot read it: {error.strerror}")) from error
+    named = class_of(values) if isinstance(values, dict) else None
+    if named != target:
+        raise ManifestError(Problem(str(path), f"is a config of {named}, not of {target}"))
+    return dict(values)
 
 
 def _meta_model(target: str, values: dict[str, Any] | None) -> tuple[Any, str]:

@@ -83,6 +83,8 @@ def read_header(path: Path) -> Header:
     Raises CheckpointError naming the file, the tensor and both numbers of every problem found.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(Problem(str(path), "is not a regular file"))
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             first = file.read(8)

@@ -173,7 +173,7 @@ def plan_component(component: Component, manifest: Manifest, options: Options) -
         problems.append(
             Problem(
                 str(component.path),
-                f"config.json names {component.class_name}, "
+                f"config.json names class {component.class_name}, "
                 f"{manifest.name} serves {', '.join(manifest.classes)}",
             )
         )
@@ -328,6 +328,10 @@ def _digest(
 
 
 def no_manifest(component: Component) -> ManifestError:
+    if component.class_name is None:
+        return ManifestError(
+            Problem(str(component.path), "no config.json there names the model class")
+        )
     return ManifestError(
         Problem(
             str(component.path),

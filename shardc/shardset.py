@@ -16,6 +16,7 @@ from shardc.checkpoint import (
     Span,
     Stored,
     Tensor,
+    sharded_components,
     spans,
 )
 from shardc.errors import CheckpointError, Problem, ShardSetError
@@ -38,9 +39,7 @@ def open_shard_set(path: Path) -> ShardSet:
     """Open a shard set folder; ShardSetError where it is none, or is not whole."""
     if not path.is_dir():
         raise ShardSetError(Problem(str(path), "no such folder"))
-    if (path / INDEX_NAME).is_file():
-        return ShardSet(path, {"": read_index(path / INDEX_NAME)})
-    found = sorted(entry.parent.name for entry in path.glob(f"*/{INDEX_NAME}"))
+    found = sharded_components(path)
     if not found:
         hint = "`shardc build` makes one of it" if (path / MODEL_INDEX).is_file() else ""
         raise ShardSetError(

@@ -53,8 +53,12 @@ def flux2_tensors(c: Config) -> Iterator[Tensor]:
     unit = c["attention_head_dim"]
     d = c["num_attention_heads"] * unit
     mlp = int(d * c["mlp_ratio"])
+    kinds = ["timestep", "guidance"] if c["guidance_embeds"] else ["timestep"]
+    channels = c["timestep_guidance_channels"]
     stem = [
-        *embedder("time_guidance_embed.timestep_embedder", d, c["timestep_guidance_channels"]),
+        *chain.from_iterable(
+            embedder(f"time_guidance_embed.{kind}_embedder", d, channels) for kind in kinds
+        ),
         *each("double_stream_modulation_img.linear double_stream_modulation_txt.linear", 6 * d, d),
         *each("single_stream_modulation.linear", 3 * d, d),
         *each("x_embedder", d, c["in_channels"]),

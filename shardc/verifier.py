@@ -30,6 +30,7 @@ from shardc.compare import (
 from shardc.errors import CheckpointError, Problem, VerifyError
 from shardc.header import Header, read_header
 from shardc.index import Index, file_digest, metadata_problems
+from shardc.kept import carried_problems, kept_problems
 from shardc.shardset import ShardSet, open_shard_set
 
 
@@ -88,6 +89,9 @@ def verify(
         check.copies(name, index, opened)
         if checkpoint is not None:
             check.source(name, index, opened, checkpoint)
+    check.problems += kept_problems(shard_set)
+    if checkpoint is not None:
+        check.problems += carried_problems(shard_set, checkpoint, check.count)
     return VerifyReport(
         path=str(path),
         source=None if source is None else str(source),
@@ -219,7 +223,7 @@ class _Check:
                 for at in range(0, tensor.size_bytes, CHUNK_BYTES):
                     size = min(CHUNK_BYTES, tensor.size_bytes - at)
                     state.update(read_bytes(path, header.data_start + tensor.start + at, size).data)
-                    self._count(size)
+                    self.count(size)
                 found.append(state.hexdigest())
                 if found[-1] != stated.get((file_name, tensor.name)):
                     self._say(
@@ -250,7 +254,7 @@ class _Check:
             if reason is not None:
                 self._say(folder, f"tensor {tensor_name!r}: {reason}")
 
-    def _count(self, size: int) -> None:
+    def count(self, size: int) -> None:
         self.checked_bytes += size
         self._progress(size)
 
@@ -290,7 +294,7 @@ class _Check:
                 rows: Rows | None = None
                 if tensor.placement.dim is not None:
                     rows = expected_rows(tensor.placement, tensor.shape[dim], index.tp, rank)
-                where = first_difference(whole, part, rows, tensor.dtype, self._count)
+                where = first_difference(whole, part, rows, tensor.dtype, self.count)
                 if where is not None:
                     self._say(
                         folder / shard.file,

@@ -441,7 +441,7 @@ def test_no_manifest_for_the_class(tmp_path: Path) -> None:
     ):
         shardc.build(source, tmp_path / "out", 2)
     manifest = ck.manifest(tmp_path / "rules.toml", RULES, class_name="Other")
-    with pytest.raises(PlanError, match=r"config\.json names TinyModel, rules\.toml serves Other"):
+    with pytest.raises(PlanError, match=r"rules\.toml: serves Other; .* has TinyModel"):
         shardc.build(source, tmp_path / "out", 2, manifest=manifest)
 
 

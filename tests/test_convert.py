@@ -204,16 +204,20 @@ def test_existing_outputs_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(OutputError, match="exists already"):
             action()
-    with pytest.raises(OutputError, match="is not a shard set: shardc will not replace it"):
+    with pytest.raises(OutputError, match="is not a shard set, and shardc will not replace it"):
         shardc.merge(out, source, force=True)
     assert shardc.verify(out, source).ok
 
 
-def test_reshard_onto_itself_with_force(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", ["", "new", ".."])
+def test_outputs_that_overlap_their_source(inside: str, tmp_path: Path) -> None:
     source, out = build(tmp_path, 2)
-    shardc.reshard(out, out, 4, force=True)
-    assert shardc.verify(out, source).ok
-    assert ck.read_index(out)["tp"] == 4
+    before = ck.contents(tmp_path)
+    with pytest.raises(OutputError, match="overlaps its source|will not replace it"):
+        shardc.reshard(out, out / inside, 4, force=True)
+    with pytest.raises(OutputError, match="overlaps its source|will not replace it"):
+        shardc.build(source, source / inside, 2, manifest=tmp_path / "rules.toml", force=True)
+    assert ck.contents(tmp_path) == before
 
 
 def test_not_a_degree(tmp_path: Path) -> None:

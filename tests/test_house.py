@@ -29,6 +29,7 @@ HOUSE = (
     "checkpoint",
     "index",
     "shardset",
+    "kept",
     "compare",
     "verifier",
     "resolve",

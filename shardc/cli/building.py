@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,17 @@ from shardc.cli.output import (
     size,
     table,
 )
-from shardc.errors import PlanError, ShardcError
+from shardc.errors import PlanError, Problem, ShardcError
 
 if TYPE_CHECKING:
     from shardc.builder import BuildReport
     from shardc.planner import Plan
 
 
-def make_plan(src: Path, *, target: str | None, debug: bool, **options: Any) -> Plan:
-    """The plan, its target's checks and, with `debug`, its invariants; every problem at once."""
+def make_plan(
+    src: Path, *, target: str | None, debug: bool, **options: Any
+) -> tuple[Plan, list[Problem]]:
+    """The plan, and what its target and, with `debug`, its invariants have against it."""
     from shardc import api
 
     options["components"] = options["components"] or None
@@ -44,7 +47,7 @@ def make_plan(src: Path, *, target: str | None, debug: bool, **options: Any) -> 
         planned = api.plan(src, **options)
     except PlanError as error:
         raise PlanError([*error.problems, *_legal_hint(src, options)]) from error
-    problems = []
+    problems: list[Problem] = []
     if target is not None:
         from shardc import targets
 
@@ -53,15 +56,12 @@ def make_plan(src: Path, *, target: str | None, debug: bool, **options: Any) -> 
         from shardc.check import check_plan
 
         problems += check_plan(planned)
-    if problems:
-        raise PlanError(problems)
-    return planned
+    return planned, problems
 
 
 def _legal_hint(src: Path, options: dict[str, Any]) -> list[Any]:
     """Where only the degree is wrong, which degrees are right."""
     from shardc import api
-    from shardc.errors import Problem
     from shardc.report import plan_report
 
     try:
@@ -103,11 +103,16 @@ def plan(src: Path, as_json: bool, debug: bool, **options: Any) -> None:
     """
     from shardc.report import plan_report
 
-    report = plan_report(make_plan(src, debug=debug, **options))
+    planned, problems = make_plan(src, debug=debug, **options)
+    report = {"ok": not problems, "problems": list(map(str, problems)), **plan_report(planned)}
     if as_json:
         say_json(report)
     else:
         show_plan(report)
+    for problem in problems:
+        click.echo(f"error: {problem}", err=True)
+    if problems:
+        sys.exit(1)
 
 
 def show_plan(report: dict[str, Any]) -> None:
@@ -208,10 +213,19 @@ def build(
     from shardc import builder
     from shardc.report import plan_report
 
-    planned = make_plan(src, debug=debug, **options)
+    planned, problems = make_plan(src, debug=debug, **options)
+    if problems:
+        raise PlanError(problems)
     out = out or default_out(src, planned.options.tp)
     if dry_run:
-        report = {**plan_report(planned), "out": str(out), "dry_run": True}
+        builder.check_out(planned, out, force=force)
+        report = {
+            "ok": True,
+            "problems": [],
+            **plan_report(planned),
+            "out": str(out),
+            "dry_run": True,
+        }
         if as_json:
             say_json(report)
         elif not quiet:
@@ -224,7 +238,7 @@ def build(
             planned, out, resources(no_fsync, workers, memory, advance), force=force
         )
     if as_json:
-        say_json(done.to_json())
+        say_json({"ok": True, **done.to_json()})
     elif not quiet:
         show_build(done)
 

@@ -25,11 +25,11 @@ def inspect(path: Path, variant: str | None, as_json: bool) -> None:
       shardc inspect FLUX.2-klein-4B
       shardc inspect klein-tp8 --json
     """
-    from shardc.checkpoint import is_shard_set, open_checkpoint
+    from shardc.checkpoint import open_checkpoint, sharded_components
     from shardc.report import checkpoint_report, shard_set_report
     from shardc.shardset import open_shard_set
 
-    if is_shard_set(path):
+    if path.is_dir() and sharded_components(path):
         report = shard_set_report(open_shard_set(path))
     else:
         report = checkpoint_report(open_checkpoint(path, variant=variant))

@@ -57,7 +57,7 @@ def merge(
             shards, out, resources=resources(no_fsync, workers, memory, advance), force=force
         )
     if as_json:
-        say_json(report.to_json())
+        say_json({"ok": True, **report.to_json()})
     elif not quiet:
         show_build(report)
 
@@ -99,6 +99,6 @@ def reshard(
             shards, out, tp, resources=resources(no_fsync, workers, memory, advance), force=force
         )
     if as_json:
-        say_json(report.to_json())
+        say_json({"ok": True, **report.to_json()})
     elif not quiet:
         show_build(report)

@@ -40,7 +40,7 @@ def demo(keep: Path | None, as_json: bool) -> None:
             shutil.rmtree(keep, ignore_errors=True)
             raise
     if as_json:
-        say_json(report.to_json())
+        say_json({"ok": True, **report.to_json(), "folder": keep and str(keep)})
         return
     shown = table("step", "result", ">seconds")
     for step in report.steps:

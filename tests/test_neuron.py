@@ -1,0 +1,310 @@
+"""Loading onto a simulated neuron device: straight onto the core, right, and refused clearly."""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardc
+from shardc.loaders import devices, load_state_dict
+from shardc.loaders.devices import DeviceError, ReadAhead, Span
+from tests import checkpoints as ck
+from tests.neuron_ranks import forward
+from tests.neuronsim import build
+from tests.neuronsim.launch import launch, results
+
+RANKS = "tests.neuron_ranks"
+MIB = 1 << 20
+HOST_LIMIT_BYTES = 64 * MIB
+HEADS = {"attention_head_dim": 8, "num_attention_heads": 8, "joint_attention_dim": 24}
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "flux2": (
+        "Flux2Transformer2DModel",
+        {
+            **HEADS,
+            "in_channels": 16,
+            "num_layers": 1,
+            "num_single_layers": 2,
+            "timestep_guidance_channels": 16,
+            "axes_dims_rope": (2, 2, 2, 2),
+        },
+        {"img_ids": [1, 6, 4], "txt_ids": [1, 5, 4], "guidance": 4.0},
+    ),
+    "flux": (
+        "FluxTransformer2DModel",
+        {
+            **HEADS,
+            "in_channels": 16,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "pooled_projection_dim": 16,
+            "axes_dims_rope": (2, 2, 4),
+        },
+        {"img_ids": [6, 3], "txt_ids": [5, 3], "pooled_projections": [1, 16]},
+    ),
+}
+INPUTS = {"hidden_states": [1, 6, 16], "encoder_hidden_states": [1, 5, 24], "timestep": 0.5}
+
+
+@pytest.fixture(scope="module")
+def simulator() -> None:
+    """Builds the device, a minute's work the first time."""
+    try:
+        build.library()
+    except build.CannotBuildError as missing:
+        pytest.skip(f"NOTHING ABOUT THE NEURON DEVICE IS TESTED HERE: {missing}")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Tiny models with random weights, each with the inputs and the output of one forward."""
+    diffusers = pytest.importorskip("diffusers")
+    made = {}
+    for name, (cls, config, extra) in MODELS.items():
+        torch.manual_seed(0)
+        model = getattr(diffusers, cls)(**config).eval()
+        folder = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder / "source")
+        inputs = INPUTS | extra
+        torch.save(forward(model, inputs, "cpu"), folder / "expected.pt")
+        made[name] = {
+            "source": str(folder / "source"),
+            "inputs": inputs,
+            "expected": str(folder / "expected.pt"),
+        }
+    return made
+
+
+@pytest.fixture(scope="module")
+def flux2_set(sources: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("set") / "out"
+    shardc.build(sources["flux2"]["source"], out, 2)
+    return str(out)
+
+
+# --- the device itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+def test_the_host_cannot_touch_device_memory() -> None:
+    [end] = launch(RANKS, "touch_memory", distributed=False)
+    assert end.status == -signal.SIGSEGV
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+def test_every_copy_is_counted() -> None:
+    [counted] = results(launch(RANKS, "copies", distributed=False))
+    none = dict.fromkeys(("h2d", "staged", "cast", "bounce", "d2h"), 0)
+    assert counted == {
+        "plain": none | {"h2d": 256},
+        "strided": none | {"h2d": 256, "staged": 256},
+        "cast": none | {"h2d": 256, "cast": 256},
+        "asynchronous": none | {"h2d": 256, "bounce": 256},
+        "back": none | {"d2h": 256},
+        "computed": none,
+    }
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("tp", [2, 4])
+def test_models_straight_onto_the_cores(
+    tp: int, sources: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    sets = []
+    for name, entry in sources.items():
+        shardc.build(entry["source"], tmp_path / name, tp)
+        sets.append(entry | {"out": str(tmp_path / name)})
+    ranks = results(launch(RANKS, "models", world=tp, arguments={"sets": sets}))
+    for rank, loads in enumerate(ranks):
+        for entry, load in zip(sets, loads, strict=True):
+            assert load["devices"] == [f"neuron:{rank}"]
+            mine = load_state_dict(entry["out"], rank).values()
+            rank_bytes = sum(tensor.nbytes for tensor in mine)
+            assert load["bytes"] == rank_bytes
+            assert load["counters"] == {
+                "h2d": rank_bytes,
+                "staged": 0,
+                "cast": 0,
+                "bounce": 0,
+                "d2h": 0,
+            }
+            assert load["collectives_while_loading"] == {}
+            assert load["collectives"]["allreduce"] > 0  # the forward's
+            assert load["error"] <= 1e-5
+            assert not load["training"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+def test_the_host_holds_no_shard(tmp_path: Path) -> None:
+    """320 MB a rank, one tensor larger than the bound itself."""
+    tensors = {
+        f"blocks.{i}.weight": ck.Data.count("F32", [rows, 4096])
+        for i, rows in enumerate([10240, *[2560] * 12])
+    }
+    tensors["norm.weight"] = ck.Data.count("F32", [4096])
+    source = ck.component(tmp_path / "source", tensors)
+    rules = ck.manifest(tmp_path / "rules.toml", [{"match": "blocks.*", "style": "colwise"}])
+    shardc.build(str(source), str(tmp_path / "out"), 2, manifest=str(rules))
+    arguments = {"out": str(tmp_path / "out"), "rank": 1, "tp": 2}
+    [load] = results(launch(RANKS, "state_dict", arguments=arguments, distributed=False))
+    assert load["devices"] == ["neuron:0"]
+    assert load["bytes"] > 320 * 10**6
+    assert load["peak_bytes"] <= HOST_LIMIT_BYTES
+    assert load["counters"]["h2d"] == load["bytes"]
+    assert load["counters"]["staged"] == load["counters"]["bounce"] == 0
+    assert load["differ"] == []
+    shutil.rmtree(tmp_path)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("known", [True, False], ids=["asked", "found out"])
+def test_out_of_memory_on_every_rank(known: bool, flux2_set: str) -> None:
+    refused = results(
+        launch(
+            RANKS,
+            "full",
+            world=2,
+            arguments={"out": flux2_set, "known": known},
+            environment={"NEURONSIM_HBM_BYTES": str(128 << 10)},
+        )
+    )
+    for rank, error in enumerate(refused):
+        assert f"neuron:{rank}" in error
+        assert "build for a higher tp" in error
+        assert ("131072 bytes free" if known else "Failed to allocate") in error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+@pytest.mark.parametrize("touch", [False, True])
+def test_the_process_group_comes_first(touch: bool, flux2_set: str) -> None:
+    ranks = results(
+        launch(RANKS, "no_group", world=2, arguments={"out": flux2_set, "touch": touch})
+    )
+    for error in (error for errors in ranks for error in errors):
+        assert "the process group must come first" in error
+        assert "init_process_group('neuron')" in error
+        assert ("the device was touched before it" in error) == touch
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+def test_a_group_that_came_too_late(flux2_set: str) -> None:
+    for late, refused in results(
+        launch(RANKS, "wrong_group", world=2, arguments={"out": flux2_set})
+    ):
+        assert "should not be initialized before" in late
+        assert "the process group's backend is" in refused
+        assert "it cannot reduce neuron tensors" in refused
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("simulator")
+def test_another_ranks_core() -> None:
+    ranks = results(launch(RANKS, "other_core", world=2))
+    for rank, (own, refused) in enumerate(ranks):
+        assert own == f"neuron:{rank}"
+        assert f"core {1 - rank} is not this process's, which is {rank}" in refused
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("neuron", "torch-neuronx 2.13 or later from AWS's package index"),
+        ("neuron:1", "torch_neuronx does not give torch.neuron"),
+        ("xla", "torch_xla is not installed"),
+        ("cuda", "this torch sees no CUDA device"),
+        ("tpu", "is none of cpu, cuda, neuron, xla"),
+    ],
+)
+def test_missing_stacks(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for module in ("torch_neuronx", "torch_xla", "torch_xla.core.xla_model"):
+        monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
+    with pytest.raises(DeviceError, match=reason):
+        devices.resolve(name)
+
+
+# --- on the host ---------------------------------------------------------------------------------
+
+
+def test_cpu_keeps_the_view() -> None:
+    view = torch.arange(4)
+    here = devices.resolve()
+    assert here == torch.device("cpu")
+    assert devices.put(view, here) is view
+    assert devices.free_bytes(here) is None
+    devices.sync(here)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> mmap.mmap:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 1024)
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def test_dropped_pages_are_read_again(memory: mmap.mmap) -> None:
+    span = Span(memory, 5000, 200_000)
+    before = memory[:]
+    span.read_ahead(0, span.size_bytes)
+    span.drop(1, span.size_bytes - 1)
+    span.drop(3, 3)
+    assert memory[:] == before
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Recorder(Span):
+    """Notes what is asked of it."""
+
+    asked: list[tuple[int, int]]
+
+    def read_ahead(self, first: int, last: int) -> None:
+        self.asked.append((self.start + first, self.start + last))
+
+
+def test_read_ahead_keeps_its_distance(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "SLICE_BYTES", 1000)
+    monkeypatch.setattr(Recorder, "asked", [], raising=False)
+    spans = [Recorder(memory, 0, 2500), None, Recorder(memory, 4000, 5000)]
+    with ReadAhead(spans, window_bytes=1500) as ahead:
+        _until(lambda: len(Recorder.asked) == 2)
+        assert Recorder.asked == [(0, 1000), (1000, 2000)]
+        ahead.used(1000)
+        _until(lambda: len(Recorder.asked) == 3)
+        assert Recorder.asked[2:] == [(2000, 2500)]
+        ahead.used(2000)
+        _until(lambda: len(Recorder.asked) == 4)
+    assert Recorder.asked[3:] == [(4000, 5000)]
+
+
+def test_read_ahead_ends_early(memory: mmap.mmap) -> None:
+    with ReadAhead([Span(memory, 0, 5000), Span(memory, 5000, 9000)], window_bytes=1):
+        pass  # an error in the middle of a load: the thread must not stay
