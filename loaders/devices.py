@@ -177,7 +177,8 @@ def _empty(view: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _slices(view: torch.Tensor, placed: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
     """Both tensors, both contiguous, as pairs of flat slices of at most SLICE_BYTES."""
     step = max(1, SLICE_BYTES // view.element_size())
-    return zip(view.view(-1).split(step), placed.view(-1).split(step), strict=True)
+    parts = torch.split(view.view(-1), step)
+    return zip(parts, torch.split(placed.view(-1), step), strict=True)
 
 
 def _unreserved(api: Any, device: torch.device) -> int | None:
@@ -239,14 +240,18 @@ class _Neuron:
         return _unreserved(self._api, self.device)
 
 
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
 class _Cuda:
     """A ring of pinned buffers: one is filled from the mapping while the other is on its way."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ring: list[torch.Tensor] = []
-        self._sent = [torch.cuda.Event() for _ in range(RING_SLOTS)]
+        self._sent = [_event() for _ in range(RING_SLOTS)]
         self._turn = 0
 
     def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:

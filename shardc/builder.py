@@ -93,12 +93,11 @@ def build(plan: Plan, out: Path, resources: Resources, *, force: bool = False) -
             write_component(part, target, resources)
         if resources.fsync:
             sync_folders(folder)
-        files = [entry for entry in folder.rglob("*") if entry.is_file()]
-        written = sum(entry.stat().st_size for entry in files)
+        files, written = count_files(folder)
     return BuildReport(
         out=str(out),
         tp=plan.options.tp,
-        files=len(files),
+        files=files,
         source_bytes=sum(c.component.size_bytes for c in plan.components),
         written_bytes=written,
         seconds=time.monotonic() - started,
@@ -106,6 +105,12 @@ def build(plan: Plan, out: Path, resources: Resources, *, force: bool = False) -
         sharded=tuple(c.component.name for c in plan.components),
         kept=kept,
     )
+
+
+def count_files(folder: Path) -> tuple[int, int]:
+    """How many files lie below `folder`, and their bytes."""
+    sizes = [entry.stat().st_size for entry in folder.rglob("*") if entry.is_file()]
+    return len(sizes), sum(sizes)
 
 
 def peak_rss_bytes() -> int:

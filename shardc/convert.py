@@ -7,11 +7,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from shardc.builder import BuildReport, Resources, build, check_digests, check_space, peak_rss_bytes
+from shardc.builder import (
+    BuildReport,
+    Resources,
+    build,
+    check_apart,
+    check_digests,
+    check_space,
+    count_files,
+    peak_rss_bytes,
+)
 from shardc.checkpoint import Checkpoint, Component, Stored
 from shardc.errors import ShardSetError
 from shardc.execute import default_workers, execute
-from shardc.files import carry_file, new_folder, sync_folders, write_file
+from shardc.files import carry_file, check_replaceable, new_folder, sync_folders, write_file
 from shardc.header import dump_header, lay_out, tensor_bytes
 from shardc.index import Index
 from shardc.manifest import parse_manifest
@@ -58,6 +67,8 @@ def merge(path: Path, out: Path, resources: Resources, *, force: bool = False) -
     components = {name: as_component(shard_set, name) for name in shard_set.components}
     if problems := copy_problems(shard_set):
         raise ShardSetError(problems)
+    check_replaceable(out, force=force)
+    check_apart(path, out)
     check_space(out, sum(component.size_bytes for component in components.values()))
     with new_folder(out, force=force) as folder:
         for extra in _rest(shard_set):
@@ -67,12 +78,11 @@ def merge(path: Path, out: Path, resources: Resources, *, force: bool = False) -
             _merge_component(component, shard_set.components[name], target, resources)
         if resources.fsync:
             sync_folders(folder)
-        files = [entry for entry in folder.rglob("*") if entry.is_file()]
-        written = sum(entry.stat().st_size for entry in files)
+        files, written = count_files(folder)
     return BuildReport(
         out=str(out),
         tp=1,
-        files=len(files),
+        files=files,
         source_bytes=sum(component.size_bytes for component in components.values()),
         written_bytes=written,
         seconds=time.monotonic() - started,

@@ -207,7 +207,7 @@ def test_a_failed_rebuild_keeps_the_old_set(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OutputError, match="cannot write it.*: Input/output error"):
+    with pytest.raises(OutputError, match=r"cannot write it.*: Input/output error"):
         shardc.build(source, out, 4, manifest=manifest, force=True)
     monkeypatch.undo()
     assert ck.contents(out) == before

@@ -213,9 +213,9 @@ def test_existing_outputs_are_refused(tmp_path: Path) -> None:
 def test_outputs_that_overlap_their_source(inside: str, tmp_path: Path) -> None:
     source, out = build(tmp_path, 2)
     before = ck.contents(tmp_path)
-    with pytest.raises(OutputError, match="overlaps its source|will not replace it"):
+    with pytest.raises(OutputError, match=r"overlaps its source|will not replace it"):
         shardc.reshard(out, out / inside, 4, force=True)
-    with pytest.raises(OutputError, match="overlaps its source|will not replace it"):
+    with pytest.raises(OutputError, match=r"overlaps its source|will not replace it"):
         shardc.build(source, source / inside, 2, manifest=tmp_path / "rules.toml", force=True)
     assert ck.contents(tmp_path) == before
 
