@@ -7,18 +7,18 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import xxhash
 from torch import nn
 
 from shardc.checkpoint import CONFIG, MODEL_INDEX, Component, open_component
-from shardc.errors import Problem, ShardcError, ShardSetError
+from shardc.errors import Problem, ShardSetError
 from shardc.header import TensorInfo, read_header
 from shardc.index import Index
 from shardc.loaders import devices
@@ -32,9 +32,9 @@ from shardc.loaders.storage import (
     open_rank,
     place_on,
 )
-from shardc.manifest import parse_manifest
+from shardc.manifest import Manifest, parse_manifest
 from shardc.placing import Dims
-from shardc.shardset import open_shard_set
+from shardc.shardset import ShardSet, open_shard_set
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -49,10 +49,26 @@ FORBIDDEN = {
     "load_lora_adapter": "fuse the adapter into the checkpoint, then build",
     "load_adapter": "fuse the adapter into the checkpoint, then build",
     "add_adapter": "fuse the adapter into the checkpoint, then build",
+    "load_lora_weights": "fuse the adapter into the checkpoint, then build",
     "enable_group_offload": "a shard is already a part; use a higher tp",
+    "enable_model_cpu_offload": "a shard is already a part; use a higher tp",
+    "enable_sequential_cpu_offload": "a shard is already a part; use a higher tp",
     "enable_layerwise_casting": "build with --dtype instead",
     "quantize": "quantise the checkpoint before it is built",
 }
+# What diffusers refuses by itself where a model has its own tensor parallelism.
+GUARDED = frozenset(
+    {
+        "save_pretrained",
+        "push_to_hub",
+        "load_lora_adapter",
+        "load_lora_weights",
+        "enable_group_offload",
+        "enable_model_cpu_offload",
+        "enable_sequential_cpu_offload",
+    }
+)
+Runtime = Literal["plain", "dtensor"]
 
 
 @dataclass(slots=True)
@@ -85,62 +101,99 @@ class Loaded:
         return {**asdict(self), "seconds": self.timings.total}
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A sharded component, opened and checked: nothing of it is read yet."""
+
+    name: str
+    folder: Path
+    index: Index
+    manifest: Manifest
+    config: Mapping[str, Any]
+    held: Held
+
+
 def load_model(
     path: str | Path,
     *,
     mesh: DeviceMesh | None = None,
     device: str | torch.device | None = None,
     component: str | None = None,
+    runtime: Runtime = "plain",
 ) -> nn.Module:
     """This rank's part of a sharded model, tensor-parallel and in eval mode.
 
     mesh: a 1-d DeviceMesh, or one axis of a larger one; default: all ranks of the default group,
     this process alone where there is none. device: default the mesh's, else cpu; on cpu the
-    parameters are views of the mapped files. Every rank must call it. Raises ShardSetError on
-    every rank where any rank cannot go on.
+    parameters are views of the mapped files. runtime: "plain" local tensors, or "dtensor", which
+    is diffusers' own tensor parallelism, for its classes and sets of profile native. Every rank
+    must call it. Raises ShardSetError on every rank where any rank cannot go on.
     """
     ranks = Ranks(mesh)
     timings = Timings()
-    index: Index | None = None
-    error: ShardcError | None = None
-    try:
+    with _together(ranks) as facts, _timed(timings, "open"):
         where = devices.resolve(device, mesh)
-        with _timed(timings, "open"):
-            shard_set = open_shard_set(Path(path))
-            name = choose_component(shard_set, component)
-            index, folder = shard_set.components[name], shard_set.folder(name)
-            check_rank(index, ranks.rank, ranks.size, folder)
-            held = open_rank(folder, index, ranks.rank)
-            config = _config(folder, index)
-    except ShardcError as failure:
-        error = failure
-    ranks.agree(error, None if index is None else index.plan)
-    assert index is not None
-    try:
-        manifest = parse_manifest(index.manifest.text, index.manifest.name)
+        shard_set = open_shard_set(Path(path))
+        name = choose_component(shard_set, component)
+        check_rank(shard_set.components[name], ranks.rank, ranks.size, shard_set.folder(name))
+        opened = _open(shard_set, name, ranks, runtime)
+        facts += [opened.index.plan, runtime]
+    return _load(opened, path, ranks, mesh, where, runtime, timings)
+
+
+def _open(shard_set: ShardSet, name: str, ranks: Ranks, runtime: Runtime) -> _Opened:
+    index, folder = shard_set.components[name], shard_set.folder(name)
+    held = open_rank(folder, index, ranks.rank)
+    config = _config(folder, index)
+    manifest = parse_manifest(index.manifest.text, index.manifest.name)
+    if runtime == "dtensor":
+        from shardc.loaders import dtensor
+
+        dtensor.check(index, manifest.library, folder)
+    elif runtime != "plain":
+        raise ShardSetError(Problem(f"runtime {runtime!r}", "is none of 'plain', 'dtensor'"))
+    return _Opened(name, folder, index, manifest, config, held)
+
+
+def _load(
+    opened: _Opened,
+    path: str | Path,
+    ranks: Ranks,
+    mesh: DeviceMesh | None,
+    where: torch.device,
+    runtime: Runtime,
+    timings: Timings,
+) -> nn.Module:
+    index, folder, held, library = opened.index, opened.folder, opened.held, opened.manifest.library
+    with _together(ranks):
         with _timed(timings, "build"):
-            model = _build(manifest.library, index.source.class_, folder, config, held)
+            model = _build(library, index.source.class_, folder, opened.config, held)
+            if runtime == "dtensor":
+                from shardc.loaders import dtensor
+
+                mesh = dtensor.mesh_for(ranks, mesh, where)
+                plan = dtensor.specs(model, index, ranks.rank, folder)
         with _timed(timings, "place"):
             _place(model, held, where, {n: t.shape for n, t in index.tensors.items()}, folder)
             timings.placed_bytes = sum(info.size_bytes for _, info in held.values())
         with _timed(timings, "wire"):
-            if ranks.group is not None and ranks.size > 1:
-                dims = Dims(manifest, config, ranks.size)
-                parallelize(model, index, manifest, dims, ranks.rank, ranks.group)
-                _tie_heads(model, manifest.library, index, ranks)
+            if runtime == "dtensor":
+                assert mesh is not None
+                dtensor.parallelize(model, plan, mesh, where, folder)
+            elif ranks.group is not None and ranks.size > 1:
+                dims = Dims(opened.manifest, opened.config, ranks.size)
+                parallelize(model, index, opened.manifest, dims, ranks.rank, ranks.group)
+                _tie_heads(model, library, index, ranks)
             _finish(model, where, folder)
-    except ShardcError as failure:
-        error = failure
-    ranks.agree(error)
-    loaded = Loaded(str(path), name, ranks.rank, ranks.size, index.plan, timings)
+    loaded = Loaded(str(path), opened.name, ranks.rank, ranks.size, index.plan, timings)
     object.__setattr__(model, "shardc", loaded)
-    _forbid(model)
+    _forbid(model, GUARDED if runtime == "dtensor" else ())
     log.info(
         "rank %d of %d: %d bytes of %s in %.2f s (open %.2f, build %.2f, place %.2f, wire %.2f)",
         ranks.rank,
         ranks.size,
         timings.placed_bytes,
-        name or path,
+        opened.name or path,
         timings.total,
         timings.open,
         timings.build,
@@ -155,29 +208,91 @@ def load_pipeline(
     *,
     mesh: DeviceMesh | None = None,
     device: str | torch.device | None = None,
+    runtime: Runtime = "plain",
 ) -> Any:
     """The diffusers pipeline of a shard set: sharded components sharded, whole ones mapped.
 
-    Scheduler, tokenizers and processors load as diffusers does. Every rank must call it.
+    Scheduler, tokenizers and processors load as diffusers does. runtime: that of the components
+    that diffusers itself can shard; the others are always plain. Every rank must call it. Raises
+    ShardSetError on every rank where any rank cannot go on, before anything is read where the
+    shards are at fault.
     """
     path = Path(path)
-    where = devices.resolve(device, mesh)
-    shard_set = open_shard_set(path)
+    ranks = Ranks(mesh)
+    opened: list[tuple[_Opened, Runtime, Timings]] = []
+    components: dict[str, nn.Module] = {}
+    with _together(ranks) as facts:
+        where = devices.resolve(device, mesh)
+        shard_set = open_shard_set(path)
+        listed = _listed(path)
+        _check_ranks(shard_set, ranks)
+        for name in listed:
+            if name in shard_set.components:
+                timings = Timings()
+                own = _runtime_of(shard_set.components[name], runtime)
+                with _timed(timings, "open"):
+                    opened.append((_open(shard_set, name, ranks, own), own, timings))
+                facts += [opened[-1][0].index.plan, own]
+    with _together(ranks):
+        for name, (library, class_name) in listed.items():
+            if name not in shard_set.components:
+                whole = open_component(path / name, name, None)
+                if whole is not None:
+                    components[name] = _load_whole(whole, library, class_name, where)
+    for part, own, timings in opened:
+        components[part.name] = _load(part, path, ranks, mesh, where, own, timings)
+    with _together(ranks):
+        from shardc.loaders import diffusers
+
+        pipeline = diffusers.pipeline(path, components)
+    _forbid(pipeline, GUARDED if any(own == "dtensor" for _, own, _ in opened) else ())
+    return pipeline
+
+
+def _listed(path: Path) -> dict[str, tuple[str, str]]:
+    """The components that a pipeline has: library and class by name."""
     if not (path / MODEL_INDEX).is_file():
         raise ShardSetError(
             Problem(str(path), f"has no {MODEL_INDEX}: one component, not a pipeline", "load_model")
         )
-    components: dict[str, nn.Module] = {}
-    for name, entry in json.loads((path / MODEL_INDEX).read_bytes()).items():
-        if name.startswith("_") or not isinstance(entry, list) or not entry[0]:
-            continue
-        if name in shard_set.components:
-            components[name] = load_model(path, mesh=mesh, device=where, component=name)
-        elif (whole := open_component(path / name, name, None)) is not None:
-            components[name] = _load_whole(whole, entry[0], entry[1], where)
-    from shardc.loaders import diffusers
+    document = json.loads((path / MODEL_INDEX).read_bytes())
+    return {
+        name: (entry[0], entry[1])
+        for name, entry in document.items()
+        if not name.startswith("_") and isinstance(entry, list) and entry[0]
+    }
 
-    return diffusers.pipeline(path, components)
+
+def _check_ranks(shard_set: ShardSet, ranks: Ranks) -> None:
+    problems: list[Problem] = []
+    for name, index in shard_set.components.items():
+        try:
+            check_rank(index, ranks.rank, ranks.size, shard_set.folder(name))
+        except ShardSetError as error:
+            problems += error.problems
+    if problems:
+        raise ShardSetError(problems)
+
+
+def _runtime_of(index: Index, runtime: Runtime) -> Runtime:
+    """What a pipeline's component runs with: dtensor only where diffusers has a plan for it."""
+    if runtime == "dtensor" and index.source.class_:
+        from shardc.loaders import dtensor
+
+        return "dtensor" if dtensor.serves(index.source.class_) else "plain"
+    return runtime
+
+
+@contextmanager
+def _together(ranks: Ranks) -> Iterator[list[Any]]:
+    """Do this on every rank, or fail on every rank. What is yielded must be the same on all."""
+    facts: list[Any] = []
+    error: Exception | None = None
+    try:
+        yield facts
+    except Exception as failure:
+        error = failure
+    ranks.agree(error, facts)
 
 
 def _load_whole(
@@ -305,9 +420,10 @@ def _finish(model: nn.Module, device: torch.device, where: Path) -> None:
     model.requires_grad_(False)
 
 
-def _forbid(model: nn.Module) -> None:
+def _forbid(model: object, guarded: Collection[str]) -> None:
+    """Refuse what acts on the whole model; `guarded`: what the library refuses by itself."""
     for name, instead in FORBIDDEN.items():
-        if hasattr(type(model), name):
+        if name not in guarded and hasattr(type(model), name):
             object.__setattr__(model, name, _Refusal(name, instead))
 
 

@@ -34,26 +34,33 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def inputs(spec: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """Arguments of a forward: random floats of the given shapes, seeded by name order."""
+def inputs(
+    spec: Mapping[str, Any], device: torch.device | str, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Arguments of a forward: a shape makes random values, always the same; a number is itself."""
     generator = torch.Generator().manual_seed(1)
-    made: dict[str, Any] = {}
+    made = {}
     for name, value in spec.items():
-        if isinstance(value, list):
-            tensor = torch.randn(value, generator=generator)
-            if name.endswith("_ids"):
-                tensor = (tensor * 10).round()
-            made[name] = tensor.to(device)
-        elif isinstance(value, float):
-            made[name] = torch.tensor([value], device=device)
+        if isinstance(value, float):
+            tensor = torch.tensor([value])
+        elif name.endswith("_ids"):
+            tensor = torch.randint(10, value, generator=generator).float()
+        else:
+            tensor = torch.randn(value, generator=generator).to(dtype)
+        made[name] = tensor.to(device)
     return made
 
 
-def forward(model: nn.Module, spec: Mapping[str, Any], device: torch.device | str) -> torch.Tensor:
+def forward(
+    model: nn.Module,
+    spec: Mapping[str, Any],
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The model's output in float32, from inputs made as `spec` says."""
     with torch.inference_mode():
-        output = model(**inputs(spec, device), return_dict=False)[0]
-    assert isinstance(output, torch.Tensor)
-    return output
+        output: torch.Tensor = model(**inputs(spec, device, dtype), return_dict=False)[0]
+    return output.float()
 
 
 def mesh() -> Any:

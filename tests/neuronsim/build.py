@@ -32,7 +32,7 @@ def library() -> Path:
     if built.is_file():
         return built
     for tool in (os.environ.get("CXX", "c++"), "ninja"):
-        if shutil.which(tool) is None:
+        if shutil.which(tool, path=_path()) is None:
             raise CannotBuildError(f"{tool} is not installed")
     built.parent.mkdir(parents=True, exist_ok=True)
     with (built.parent / "lock").open("w") as lock:
@@ -47,6 +47,11 @@ def _cache() -> Path:
     return Path(root) / "shardc" / "neuronsim"
 
 
+def _path() -> str:
+    """PATH, and first the folder of this Python: ninja may come from its environment."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
 def _key() -> str:
     """What the library depends on."""
     state = hashlib.sha256(f"{torch.__version__} {sysconfig.get_config_var('SOABI')}".encode())
@@ -57,8 +62,13 @@ def _key() -> str:
 
 def _build(built: Path) -> None:
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        command = [sys.executable, __file__, folder]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [sys.executable, __file__, folder],
+            env={**os.environ, "PATH": _path()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if result.returncode:
             raise RuntimeError(f"neuronsim does not compile:\n{result.stdout}\n{result.stderr}")
         os.replace(Path(folder) / f"{NAME}.so", built)

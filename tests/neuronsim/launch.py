@@ -37,7 +37,7 @@ def launch(
     arguments: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     distributed: bool = True,
-    seconds: float = 100,
+    seconds: float = 180,
 ) -> list[Ended]:
     """`python -m MODULE CASE ARGUMENTS` once a rank; the result is the JSON of its last line.
 
