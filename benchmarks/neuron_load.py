@@ -97,7 +97,7 @@ def _measure(loader: str, path: str, expected: str) -> dict[str, Any]:
     import torch_neuronx
     from diffusers import Flux2Transformer2DModel, TensorParallelConfig  # noqa: F401
 
-    import shardc.loaders.diffusers
+    import shardc.loaders.diffusers  # noqa: F401
 
     tp = mesh()
     torch.zeros(8, device="neuron")

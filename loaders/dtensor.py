@@ -72,9 +72,10 @@ def specs(model: nn.Module, index: Index, rank: int, where: Path) -> Mapping[str
     model: built, not yet placed. Raises ShardSetError naming each tensor that the set cuts
     otherwise.
     """
+    cls: Any = type(model)
     try:
         found: Mapping[str, TPShardSpec] = _hooks(where).resolve_tp_shard_specs(
-            model, type(model)._tp_plan, index.tp
+            model, cls._tp_plan, index.tp
         )
     except ValueError as error:
         raise ShardSetError(Problem(str(where), f"diffusers' _tp_plan: {error}")) from error
@@ -133,6 +134,7 @@ def parallelize(
     """
     from diffusers.models._modeling_parallel import ParallelConfig, TensorParallelConfig
 
+    cls: Any = type(model)
     hooks = _hooks(where)
     for name, spec in plan.items():
         owner, _, leaf = name.rpartition(".")
@@ -143,7 +145,7 @@ def parallelize(
         whole = DTensor.from_local(local.data, mesh, [placement], run_check=False)
         module._parameters[leaf] = nn.Parameter(whole, requires_grad=False)
     # apply_tensor_parallel(weights_already_sharded=True) does the same, but refuses cpu meshes
-    for block, relative in hooks._resolve_tp_plan(model, type(model)._tp_plan):
+    for block, relative in hooks._resolve_tp_plan(model, cls._tp_plan):
         parallelize_module(block, mesh, hooks._hooks_only_styles(relative))
     config = ParallelConfig(tensor_parallel_config=TensorParallelConfig(mesh=mesh))
     config.setup(dist.get_rank(), dist.get_world_size(), device, mesh=mesh)

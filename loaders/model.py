@@ -60,7 +60,6 @@ FORBIDDEN = {
 GUARDED = frozenset(
     {
         "save_pretrained",
-        "push_to_hub",
         "load_lora_adapter",
         "load_lora_weights",
         "enable_group_offload",

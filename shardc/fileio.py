@@ -58,7 +58,7 @@ class Source:
                 raise CheckpointError(
                     Problem(
                         str(self._file.path),
-                        f"tensor {tensor!r}: the file ends at byte {at}, "
+                        f"tensor {tensor!r}: the file ends at byte {os.fstat(self._fd).st_size}, "
                         f"{len(view)} bytes are missing: it shrank since its header was read",
                     )
                 )

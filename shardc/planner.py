@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import xxhash
 
 from shardc.checkpoint import Checkpoint, Component, Stored, Tensor, spans
 from shardc.errors import ManifestError, PlanError, Problem
-from shardc.header import DTYPE_BITS, TensorInfo, dump_header, lay_out
+from shardc.header import DTYPE_BITS, MAX_HEADER_BYTES, TensorInfo, dump_header, lay_out
 from shardc.index import FORMAT_VERSION, REPLICATED, placement_json, rank_stem
 from shardc.layout import Piece, Placement, Replicate, rank_pieces
 from shardc.manifest import Manifest, Profile
@@ -24,6 +24,7 @@ from shardc.resolve import Resolution, placements, resolve
 
 DEFAULT_PART_BYTES = 4_000_000_000
 MAX_DEGREE = 1024
+HEADER_ENTRY_BYTES = 256  # more than a tensor's entry takes beside its name
 
 DtypeOption = Literal["keep", "bf16", "fp16", "fp32"]
 CAST_TO: Mapping[str, str] = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
@@ -38,6 +39,21 @@ class Options:
     profile: Profile = "compact"
     dtype: DtypeOption = "keep"
     max_part_bytes: int = DEFAULT_PART_BYTES
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not isinstance(self.tp, int) or not 1 <= self.tp <= MAX_DEGREE:
+            problems.append(Problem("tp", f"{self.tp} is not a degree from 1 to {MAX_DEGREE}"))
+        for name, value, known in (
+            ("profile", self.profile, get_args(Profile)),
+            ("dtype", self.dtype, get_args(DtypeOption)),
+        ):
+            if value not in known:
+                problems.append(Problem(name, f"{value!r} is none of {', '.join(known)}"))
+        if self.max_part_bytes < 1:
+            problems.append(Problem("max_part_bytes", f"{self.max_part_bytes} is less than a byte"))
+        if problems:
+            raise PlanError(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +182,9 @@ def part_spans(part: Stored, move: Move) -> list[tuple[int, int, int]]:
 
 def plan_component(component: Component, manifest: Manifest, options: Options) -> ComponentPlan:
     """Plan one component; PlanError lists every tensor and rule that does not fit."""
-    problems = [Problem("tp", f"{options.tp} is not a degree from 1 to {MAX_DEGREE}")]
-    if 1 <= options.tp <= MAX_DEGREE:
-        problems = []
+    problems: list[Problem] = []
+    if not component.tensors:
+        problems.append(Problem(str(component.path), "holds no tensor: there is nothing to shard"))
     if component.class_name not in manifest.classes:
         problems.append(
             Problem(
@@ -273,16 +289,21 @@ def split_files(
     metadata: Mapping[str, str],
     max_part_bytes: int,
 ) -> list[OutFile]:
-    """One file, or parts of at most `max_part_bytes` of data each (a tensor is never cut)."""
+    """One file, or parts of at most `max_part_bytes` of data each (a tensor is never cut).
+
+    A part's header stays well under what a safetensors reader accepts, too.
+    """
     parts: list[list[tuple[str, str, tuple[int, ...]]]] = [[]]
-    held = 0
+    held = header = 0
     for row in rows:
         size = lay_out([row])[0].size_bytes
-        if parts[-1] and held + size > max_part_bytes:
+        entry = len(row[0].encode()) * 2 + HEADER_ENTRY_BYTES  # escapes may double a name
+        if parts[-1] and (held + size > max_part_bytes or header + entry > MAX_HEADER_BYTES // 2):
             parts.append([])
-            held = 0
+            held = header = 0
         parts[-1].append(row)
         held += size
+        header += entry
     if not rows and rank is None:
         return []  # nothing is replicated: no file of that name
     files = []

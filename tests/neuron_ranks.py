@@ -43,6 +43,8 @@ def inputs(
     for name, value in spec.items():
         if isinstance(value, float):
             tensor = torch.tensor([value])
+        elif name == "input_ids":
+            tensor = torch.randint(10, value, generator=generator)
         elif name.endswith("_ids"):
             tensor = torch.randint(10, value, generator=generator).float()
         else:
@@ -95,6 +97,7 @@ def models(sets: list[dict[str, Any]]) -> Any:
         expected = torch.load(entry["expected"])
         found.append(
             {
+                "buffers": len(dict(model.named_buffers())),
                 "devices": sorted({str(tensor.device) for tensor in held.values()}),
                 "bytes": sum(tensor.nbytes for tensor in held.values()),
                 "counters": counters,

@@ -26,6 +26,8 @@ RANKS = "tests.neuron_ranks"
 MIB = 1 << 20
 HOST_LIMIT_BYTES = 64 * MIB
 HEADS = {"attention_head_dim": 8, "num_attention_heads": 8, "joint_attention_dim": 24}
+INPUTS = {"hidden_states": [1, 6, 16], "encoder_hidden_states": [1, 5, 24], "timestep": 0.5}
+# A class, its config, the inputs of a forward.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "flux2": (
         "Flux2Transformer2DModel",
@@ -37,7 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "timestep_guidance_channels": 16,
             "axes_dims_rope": (2, 2, 2, 2),
         },
-        {"img_ids": [1, 6, 4], "txt_ids": [1, 5, 4], "guidance": 4.0},
+        INPUTS | {"img_ids": [1, 6, 4], "txt_ids": [1, 5, 4], "guidance": 4.0},
     ),
     "flux": (
         "FluxTransformer2DModel",
@@ -49,10 +51,23 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "pooled_projection_dim": 16,
             "axes_dims_rope": (2, 2, 4),
         },
-        {"img_ids": [6, 3], "txt_ids": [5, 3], "pooled_projections": [1, 16]},
+        INPUTS | {"img_ids": [6, 3], "txt_ids": [5, 3], "pooled_projections": [1, 16]},
+    ),
+    "qwen3": (  # has a buffer that no state dict names
+        "Qwen3ForCausalLM",
+        {
+            "vocab_size": 40,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 4,
+            "tie_word_embeddings": True,
+        },
+        {"input_ids": [1, 7]},
     ),
 }
-INPUTS = {"hidden_states": [1, 6, 16], "encoder_hidden_states": [1, 5, 24], "timestep": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +83,16 @@ def simulator() -> None:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Tiny models with random weights, each with the inputs and the output of one forward."""
     diffusers = pytest.importorskip("diffusers")
+    transformers = pytest.importorskip("transformers")
     made = {}
-    for name, (cls, config, extra) in MODELS.items():
+    for name, (cls, config, inputs) in MODELS.items():
         torch.manual_seed(0)
-        model = getattr(diffusers, cls)(**config).eval()
+        if name == "qwen3":
+            model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config)).eval()
+        else:
+            model = getattr(diffusers, cls)(**config).eval()
         folder = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder / "source")
-        inputs = INPUTS | extra
         torch.save(forward(model, inputs, "cpu"), folder / "expected.pt")
         made[name] = {
             "source": str(folder / "source"),

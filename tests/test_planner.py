@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 import shardc
 from shardc.errors import PlanError
-from shardc.planner import ComponentPlan, region_copies
+from shardc.header import MAX_HEADER_BYTES
+from shardc.planner import ComponentPlan, region_copies, split_files
 from shardc.region import Region, tiling_problem
 from shardc.resolve import legal_degrees
 from tests import checkpoints as ck
@@ -339,3 +341,34 @@ def test_the_digest_follows_all_that_decides_bytes(tmp_path: Path) -> None:
     ]
     assert len(set(digests)) == len(digests)
     assert plan(tmp_path / "elsewhere", tensors, base).digest == digests[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtype": "fp8"}, "dtype: 'fp8' is none of keep, bf16, fp16, fp32"),
+        ({"profile": "big"}, "profile: 'big' is none of compact, native"),
+        ({"max_part_bytes": -5}, "max_part_bytes: -5 is less than a byte"),
+        ({"tp": 0}, "tp: 0 is not a degree from 1 to 1024"),
+    ],
+)
+def test_options_check_themselves(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    source = ck.component(tmp_path / "s", {"a": ck.Data.count("F32", [2])})
+    with pytest.raises(PlanError, match=re.escape(says)):
+        shardc.build(source, tmp_path / "out", **{"tp": 2, **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_to_shard(tmp_path: Path) -> None:
+    source = ck.component(tmp_path / "s", {})
+    manifest = ck.manifest(tmp_path / "m.toml", [])
+    with pytest.raises(PlanError, match="holds no tensor: there is nothing to shard"):
+        shardc.plan(source, 2, manifest=manifest)
+
+
+def test_a_header_never_outgrows_what_readers_accept() -> None:
+    names = [(f"{i:06d}" + "n" * 30_000, "U8", ()) for i in range(2000)]  # 60 MB of names
+    files = split_files("replicated", None, names, {}, 10**9)
+    assert len(files) > 1
+    assert [t.name for f in files for t in f.tensors] == [name for name, _, _ in names]
+    assert all(len(f.header) < MAX_HEADER_BYTES for f in files)
