@@ -93,13 +93,14 @@ def models(sets: list[dict[str, Any]]) -> Any:
         counters = torch_neuronx.counters()
         collectives = dict(torch_neuronx.distributed.collectives)
         held = tensors(model)
+        stored = model.state_dict().keys()
         output = forward(model, entry["inputs"], "neuron").cpu()
         expected = torch.load(entry["expected"])
         found.append(
             {
-                "buffers": len(dict(model.named_buffers())),
                 "devices": sorted({str(tensor.device) for tensor in held.values()}),
-                "bytes": sum(tensor.nbytes for tensor in held.values()),
+                "stored_bytes": sum(held[name].nbytes for name in stored & held.keys()),
+                "made_bytes": sum(held[name].nbytes for name in held.keys() - stored),
                 "counters": counters,
                 "collectives_while_loading": collectives,
                 "collectives": dict(torch_neuronx.distributed.collectives),

@@ -23,6 +23,7 @@ from shardc.cli.output import (
     console,
     degrees,
     mebibytes,
+    parameters,
     progress,
     reporting,
     say_json,
@@ -132,7 +133,7 @@ def show_plan(report: dict[str, Any]) -> None:
         main.add_row(
             part["name"] or ".",
             part["class"],
-            f"{part['parameters'] / 1e9:.2f} B",
+            parameters(part["parameters"]),
             size(part["source_bytes"]),
             size(max(part["rank_bytes"])),
             f"{size(part['replicated_bytes'])} ({part['replicated_share']:.1%})",

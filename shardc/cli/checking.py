@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from shardc.cli.options import PATH, json_option, quiet_option, variant_option
-from shardc.cli.output import console, progress, reporting, say_json, size, table
+from shardc.cli.output import console, parameters, progress, reporting, say_json, size, table
 
 
 @click.command()
@@ -56,7 +56,7 @@ def _show(report: dict[str, Any]) -> None:
         row = [
             part["name"] or ".",
             part["class"] or "?",
-            f"{part['parameters'] / 1e9:.2f} B",
+            parameters(part["parameters"]),
             size(part["bytes"]),
             str(part["files"]),
             ", ".join(part["dtypes"]),

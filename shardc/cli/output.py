@@ -130,6 +130,11 @@ def size(count: float) -> str:
     return f"{count:.2f} TB"
 
 
+def parameters(count: int) -> str:
+    """Parameters for people: 3.88 B, 2.05 M."""
+    return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+
+
 def mebibytes(count: float) -> str:
     """Memory for people: 56 MiB."""
     return f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,112 @@
+"""`python -m shardc.loaders OUT --nproc N`: load a shard set on this machine, and say how long."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from shardc.errors import Problem, ShardcError, ShardSetError
+from shardc.loaders import check, local
+
+NEEDS = ("torch", "accelerate")
+GB, MIB = 1e9, 2**20
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--nproc", type=click.IntRange(1), required=True, help="Ranks: the set's tp.")
+@click.option("--component", metavar="NAME", help="Which, where several are sharded.")
+@click.option(
+    "--device", type=click.Choice(list(local.BACKENDS)), default="cpu", show_default=True
+)
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=600, show_default=True, metavar="SECONDS"
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def main(
+    out: Path, nproc: int, component: str | None, device: str, timeout: float, as_json: bool
+) -> None:
+    """Load the shard set OUT on this machine, a process for each rank, and report each load.
+
+    \b
+    Example:
+      python -m shardc.loaders flux2-tp2 --nproc 2
+      python -m shardc.loaders flux2-tp2 --nproc 2 --device cuda --json
+    """
+    try:
+        reports = _load(out, nproc, component, device, timeout)
+    except ShardcError as error:
+        problems = [str(problem) for problem in error.problems]
+        for problem in problems:
+            click.echo(f"error: {problem}", err=True)
+        if as_json:
+            click.echo(json.dumps({"ok": False, "problems": problems}, indent=1))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    if as_json:
+        document = {"ok": True, "path": str(out), "device": device, "ranks": reports}
+        click.echo(json.dumps(document, indent=1))
+        return
+    _show(out, device, reports)
+
+
+def _load(
+    out: Path, nproc: int, component: str | None, device: str, timeout: float
+) -> list[dict[str, Any]]:
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ShardSetError(
+            Problem(", ".join(missing), "not installed", "pip install 'shardc[runtime]'")
+        )
+    return local.run(
+        check.loaded,
+        nproc,
+        str(out),
+        component,
+        device,
+        time.monotonic(),
+        device=device,
+        timeout_s=timeout,
+    )
+
+
+def _show(out: Path, device: str, reports: list[dict[str, Any]]) -> None:
+    phases = [key for key, value in reports[0]["timings"].items() if isinstance(value, float)]
+    title = f"{out}: {reports[0]['component'] or 'model'} on {len(reports)} ranks, {device}"
+    shown = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
+    for column in ("rank", "start s", *(f"{phase} s" for phase in phases), "total s", "GB", "GB/s"):
+        shown.add_column(column, justify="right")
+    shown.add_column("peak host RSS", justify="right")
+    for report in reports:
+        placed_bytes, seconds = report["timings"]["placed_bytes"], report["seconds"]
+        grown_bytes = report["host_bytes_peak"] - report["host_bytes_before"]
+        shown.add_row(
+            str(report["rank"]),
+            f"{report['start_seconds']:.2f}",
+            *(f"{report['timings'][phase]:.3f}" for phase in phases),
+            f"{seconds:.3f}",
+            f"{placed_bytes / GB:.3f}",
+            f"{placed_bytes / seconds / GB:.2f}",
+            f"{report['host_bytes_peak'] / MIB:.0f} MiB (load +{grown_bytes / MIB:.0f})",
+        )
+    width = None if sys.stdout.isatty() else 100
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    console.print(shown)
+    console.print("start: the process, its imports and the process group; total: the load alone.")
+    if device == "cpu":
+        console.print("On cpu the tensors are views of the files: their bytes are read when used.")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m shardc.loaders")
