@@ -1,8 +1,31 @@
-"""The runtime: each rank's shard, straight onto its device, the model ready to run."""
+"""The runtime: each rank's shard, straight onto its device, the model ready to run.
+
+torch is imported with the first function that is taken from here, not before.
+"""
 
 from __future__ import annotations
 
-from shardc.loaders.model import load_model, load_pipeline
-from shardc.loaders.storage import load_state_dict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardc.loaders.model import load_model, load_pipeline
+    from shardc.loaders.storage import load_state_dict
 
 __all__ = ["load_model", "load_pipeline", "load_state_dict"]
+
+_HOMES = {"load_model": "model", "load_pipeline": "model", "load_state_dict": "storage"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        what = "shardc.loaders needs torch: pip install 'shardc[runtime]'"
+        raise ModuleNotFoundError(what, name="torch") from error
+    globals()[name] = found
+    return found

@@ -25,9 +25,7 @@ GB, MIB = 1e9, 2**20
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--nproc", type=click.IntRange(1), required=True, help="Ranks: the set's tp.")
 @click.option("--component", metavar="NAME", help="Which, where several are sharded.")
-@click.option(
-    "--device", type=click.Choice(list(local.BACKENDS)), default="cpu", show_default=True
-)
+@click.option("--device", type=click.Choice(list(local.BACKENDS)), default="cpu", show_default=True)
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600, show_default=True, metavar="SECONDS"
 )

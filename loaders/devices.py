@@ -1,114 +1,37 @@
 """Host views onto a device: cpu keeps them, cuda, neuron and xla each get their own way of copying.
 
-What is said here of neuron follows the public torch_neuronx sources and documents and was checked
-on a simulated device (tests/neuronsim), not on hardware; cuda and xla were not run at all.
+What is said here of neuron follows the public torch_neuronx sources and documents, and was checked
+on a simulated device (tests/neuronsim), not on hardware; cuda and xla were checked only against
+stand-ins of their API.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from shardc.errors import Problem, ShardcError
+from shardc.loaders.pages import SLICE_BYTES
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# The most of a mapping that is resident at once: a larger tensor goes over in such slices.
-SLICE_BYTES = 32 << 20
-AHEAD_BYTES = 128 << 20  # of the page cache, not of the process: what is read before it is needed
+XLA_BYTES = 128 << 20  # in flight at most: a transfer holds a host buffer until it is waited for
 RING_SLOTS = 2  # of SLICE_BYTES each
+SMALL_BYTES = 1 << 20  # pinning the ring costs more than it gains
 # Where no mesh says it: the device type whose tensors a process group's backend carries.
-BACKENDS = {"nccl": "cuda", "neuron": "neuron"}
+BACKENDS = {"nccl": "cuda", "neuron": "neuron", "xla": "xla"}
 
 Done = Callable[[int, int], None]  # told which bytes of a view, from and to, are on the device
 
 
 class DeviceError(ShardcError):
     """A device is missing, not ready, or has no room."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The bytes of a mapped file that hold one tensor."""
-
-    memory: mmap.mmap = field(repr=False)
-    start: int
-    stop: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stop - self.start
-
-    def read_ahead(self, first: int, last: int) -> None:
-        """Have the kernel fetch these bytes of the tensor into its page cache, without waiting."""
-        self._advise("MADV_WILLNEED", first, last)
-
-    def drop(self, first: int, last: int) -> None:
-        """Give the pages of these bytes back; a neighbour's bytes on them are read again."""
-        self._advise("MADV_DONTNEED", first, last)
-
-    def _advise(self, advice: str, first: int, last: int) -> None:
-        option = getattr(mmap, advice, None)
-        if option is None or last <= first:  # no such advice on this system
-            return
-        start = (self.start + first) // mmap.PAGESIZE * mmap.PAGESIZE
-        self.memory.madvise(option, start, self.start + last - start)
-
-
-class ReadAhead:
-    """A thread that asks for spans in order, at most AHEAD_BYTES before the one in use."""
-
-    def __init__(self, spans: Iterable[Span | None], window_bytes: int = AHEAD_BYTES) -> None:
-        self._slices = [
-            (span, first, min(first + SLICE_BYTES, span.size_bytes))
-            for span in spans
-            if span is not None
-            for first in range(0, span.size_bytes, SLICE_BYTES)
-        ]
-        self._room = window_bytes
-        self._closed = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="shardc-read-ahead", daemon=True)
-
-    def used(self, size_bytes: int) -> None:
-        """So many bytes more are on the device."""
-        with self._changed:
-            self._room += size_bytes
-            self._changed.notify()
-
-    def _run(self) -> None:
-        for span, first, last in self._slices:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._room > 0)
-                if self._closed:
-                    return
-                self._room -= last - first
-            span.read_ahead(first, last)
-
-    def __enter__(self) -> ReadAhead:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
 
 
 class Lane(Protocol):
@@ -164,7 +87,8 @@ def check_room(way: Lane, device: torch.device, need_bytes: int) -> None:
         )
 
 
-def _empty(view: torch.Tensor, device: torch.device) -> torch.Tensor:
+def empty(view: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Memory on `device` for a tensor like `view`; DeviceError where there is not enough."""
     try:
         return torch.empty(view.shape, dtype=view.dtype, device=device)
     except (RuntimeError, TypeError) as error:
@@ -217,7 +141,7 @@ class _Neuron:
 
     def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
         view = view.contiguous()
-        placed = _empty(view, self.device)
+        placed = empty(view, self.device)
         if view.nbytes <= SLICE_BYTES:
             if view.nbytes:
                 placed.copy_(view)
@@ -240,6 +164,10 @@ class _Neuron:
         return _unreserved(self._api, self.device)
 
 
+def _pinned(size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -256,12 +184,14 @@ class _Cuda:
 
     def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
         view = view.contiguous()
-        placed = _empty(view, self.device)
-        if not view.nbytes:
+        placed = empty(view, self.device)
+        if view.nbytes <= SMALL_BYTES:
+            placed.copy_(view)
+            if done is not None:
+                done(0, view.nbytes)
             return placed
-        if not self._ring:  # pinning takes a while: only where there is something to copy
-            sizes = [SLICE_BYTES] * RING_SLOTS
-            self._ring = [torch.empty(n, dtype=torch.uint8, pin_memory=True) for n in sizes]
+        if not self._ring:
+            self._ring = [_pinned(SLICE_BYTES) for _ in range(RING_SLOTS)]
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)  # the memory may have been another tensor's until now
         at = 0
@@ -297,7 +227,7 @@ class _Xla:
     def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
         placed = view.contiguous().to(self.device)
         self._pending_bytes += view.nbytes
-        if self._pending_bytes > AHEAD_BYTES:  # else every transfer's host buffer lives till sync
+        if self._pending_bytes > XLA_BYTES:
             self.sync()
         if done is not None:
             done(0, view.nbytes)
@@ -390,8 +320,9 @@ def _neuron(index: int | None, mesh: DeviceMesh | None) -> torch.device:
         )
     if distributed:
         group = mesh.get_group() if mesh is not None and mesh.ndim == 1 else None
-        backends = dist.get_backend_config(group)
-        if dist.get_world_size(group) > 1 and "neuron" not in backends:
+        backends = dist.get_backend_config(group)  # "cpu:gloo,neuron:neuron" say
+        carried = {part.partition(":")[0] for part in backends.split(",")}
+        if dist.get_world_size(group) > 1 and "neuron" not in carried:
             raise DeviceError(
                 Problem(
                     "neuron",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,11 @@ def build(class_name: str, folder: Path, config: Mapping[str, Any]) -> nn.Module
         raise ShardSetError(Problem(str(folder), f"this diffusers has no class {class_name}"))
     model: nn.Module = cls.from_config(dict(config))
     return model
+
+
+def names(model: nn.Module, stored: Iterable[str]) -> dict[str, str] | None:
+    """What the model calls each stored tensor; None where the library would convert some."""
+    return {name: name for name in stored}
 
 
 def pipeline(path: Path, components: Mapping[str, nn.Module]) -> Any:

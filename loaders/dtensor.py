@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from shardc.errors import Problem, ShardSetError
-from shardc.index import Index, pieces_of
+from shardc.index import Index, TensorEntry, pieces_of
 from shardc.loaders.group import Ranks
 
 if TYPE_CHECKING:
@@ -85,20 +85,25 @@ def specs(model: nn.Module, index: Index, rank: int, where: Path) -> Mapping[str
         if entry is None:
             problems.append(Problem(str(where), f"has no tensor {name!r}"))
             continue
-        dim = None if spec is None else spec.dim
-        wanted = _merged(_ranges(spec, rank, index.tp))
-        held = None
-        if entry.placement.dim is not None:
-            pieces = pieces_of(entry.shards[rank])
-            held = None if any(p.zeros for p in pieces) else [(p.start, p.stop) for p in pieces]
-            held = held and _merged(held)
-        if entry.placement.dim != dim or (dim is not None and held != wanted):
-            how = "whole" if dim is None else f"{wanted} of dim {dim}"
-            what = f"tensor {name!r}: diffusers' _tp_plan gives rank {rank} {how}, the set does not"
-            problems.append(Problem(str(where), what, "take runtime 'plain'"))
+        reason = _differs(spec, entry, rank, index.tp)
+        if reason is not None:
+            problems.append(Problem(str(where), f"tensor {name!r}: {reason}", "use runtime plain"))
     if problems:
         raise ShardSetError(problems)
     return found
+
+
+def _differs(spec: TPShardSpec | None, entry: TensorEntry, rank: int, tp: int) -> str | None:
+    dim = None if spec is None else spec.dim
+    wanted = _merged(_ranges(spec, rank, tp))
+    held: list[tuple[int, int]] | None = None
+    if entry.placement.dim is not None:
+        pieces = pieces_of(entry.shards[rank])
+        held = _merged((p.start, p.stop) for p in pieces if not p.zeros)
+    if entry.placement.dim == dim and (dim is None or held == wanted):
+        return None
+    how = "the whole" if dim is None else f"{wanted} of dim {dim}"
+    return f"diffusers' _tp_plan gives rank {rank} {how}, the set does not"
 
 
 def _ranges(spec: TPShardSpec | None, rank: int, tp: int) -> Iterable[tuple[int, int]]:

@@ -6,20 +6,18 @@ Nothing here imports torch before a rank has started, and what a rank prints goe
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
+import pickle
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +27,20 @@ T = TypeVar("T")
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
 GRACE_S = 15.0  # for the other ranks to end by themselves, and to say why, once one has failed
+POLL_S = 0.02
+# The parent's own path: where a rank starts in must not decide what it imports.
+START = "import sys; sys.path[:] = {path!r}; from shardc.loaders.local import enter; enter({rank})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all ranks are told."""
+
+    work: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    size: int
+    device: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +52,20 @@ class _Outcome:
 @dataclass(frozen=True, slots=True)
 class _Rank:
     number: int
-    process: BaseProcess
-    pipe: Connection
-    log: Path
+    process: subprocess.Popen[bytes]
+    folder: Path
 
-    def outcome(self) -> _Outcome:
-        """What the rank sent; where it died first, how, and the last thing that it printed."""
-        with suppress(EOFError, ConnectionResetError):
-            told: _Outcome = self.pipe.recv()
-            return told
-        self.process.join(GRACE_S)
-        code = self.process.exitcode or 0
-        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
+    def outcome(self) -> _Outcome | None:
+        """What the rank told, or how it died and the last that it printed; None while it runs."""
+        ended = self.process.poll()  # before the look at the file: it is written before the end
+        told = self.folder / f"{self.number}.out"
+        if told.exists():
+            found: _Outcome = pickle.loads(told.read_bytes())
+            return found
+        if ended is None:
+            return None
+        how = f"died of {signal.Signals(-ended).name}" if ended < 0 else f"ended with {ended}"
+        lines = (self.folder / f"{self.number}.log").read_text(errors="replace").splitlines()
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
         what = f"{how}: {said}" if said else how
         return _Outcome(problems=(Problem(f"rank {self.number}", what),))
@@ -66,52 +79,53 @@ def run(
     work: a function of an importable module. device: decides the group's backend. Where a rank
     fails, dies, or has not ended after `timeout_s`, all are ended, and ShardSetError says why.
     """
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="shardc-ranks-") as folder, socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-        held.close()
+    with tempfile.TemporaryDirectory(prefix="shardc-ranks-") as name:
+        folder = Path(name)
+        job = _Job(work, arguments, size, device, _free_port())
+        (folder / "job").write_bytes(pickle.dumps(job))
         ranks: list[_Rank] = []
         try:
-            for number in range(size):
-                mine, theirs = context.Pipe()
-                log = Path(folder) / f"rank-{number}.log"
-                place = (number, size, device, f"{folder}/meet", port)
-                process = context.Process(
-                    target=_enter, args=(work, arguments, place, str(log), theirs), daemon=True
-                )
-                process.start()
-                theirs.close()
-                ranks.append(_Rank(number, process, mine, log))
+            ranks.extend(_start(number, folder) for number in range(size))
             outcomes = _collect(ranks, timeout_s)
         finally:
-            for rank in ranks:
-                rank.pipe.close()  # what a rank that is done waits for
-            for rank in ranks:
-                rank.process.join(2)
-                if rank.process.is_alive():
-                    rank.process.kill()
-                    rank.process.join()
+            _end(ranks)
     if problems := _distinct(outcomes):
         raise ShardSetError(problems)
     return [outcome.value for outcome in outcomes]
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _start(number: int, folder: Path) -> _Rank:
+    with (folder / f"{number}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START.format(path=sys.path, rank=number), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+    return _Rank(number, process, folder)
+
+
 def _collect(ranks: Sequence[_Rank], timeout_s: float) -> list[_Outcome]:
     outcomes: dict[int, _Outcome] = {}
-    waiting = {rank.pipe: rank for rank in ranks}
     deadline = time.monotonic() + timeout_s
-    while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            rank = waiting.pop(pipe)
-            outcomes[rank.number] = outcome = rank.outcome()
-            if outcome.problems:
-                deadline = min(deadline, time.monotonic() + GRACE_S)
+    while len(outcomes) < len(ranks) and time.monotonic() < deadline:
+        for rank in ranks:
+            if rank.number not in outcomes and (outcome := rank.outcome()) is not None:
+                outcomes[rank.number] = outcome
+                if outcome.problems:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        time.sleep(POLL_S)
     failed = any(outcome.problems for outcome in outcomes.values())
-    for rank in waiting.values():
+    for rank in ranks:
         late = Problem(f"rank {rank.number}", f"has not ended after {timeout_s:g} s")
-        outcomes[rank.number] = _Outcome(problems=() if failed else (late,))
+        outcomes.setdefault(rank.number, _Outcome(problems=() if failed else (late,)))
     return [outcomes[rank.number] for rank in ranks]
 
 
@@ -122,46 +136,54 @@ def _distinct(outcomes: Sequence[_Outcome]) -> list[Problem]:
     return [p for p in found if not (p.where.startswith("rank ") and p.what in texts)]
 
 
+def _end(ranks: Sequence[_Rank]) -> None:
+    for rank in ranks:
+        assert rank.process.stdin is not None
+        rank.process.stdin.close()  # what a rank that is done waits for
+    for rank in ranks:
+        if not (rank.folder / f"{rank.number}.out").exists():
+            rank.process.kill()
+        try:
+            rank.process.wait(2)
+        except subprocess.TimeoutExpired:
+            rank.process.kill()
+            rank.process.wait()
+
+
 # --- in a rank ------------------------------------------------------------------------------------
 
 
-def _enter(
-    work: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    place: tuple[int, int, str, str, int],
-    log: str,
-    pipe: Connection,
-) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream in (1, 2):
-        os.dup2(output, stream)
+def enter(rank: int) -> None:
+    """Do the job in the folder that the command line names, and leave there what came of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends all
+    folder = Path(sys.argv[1])
     try:
-        _meet(*place)
-        outcome = _Outcome(work(*arguments))
+        job: _Job = pickle.loads((folder / "job").read_bytes())
+        _meet(rank, job, folder)
+        outcome = _Outcome(job.work(*job.arguments))
     except ShardcError as error:
         outcome = _Outcome(problems=error.problems)
     except Exception as error:
         traceback.print_exc()
         text = str(error).strip().partition("\n")[0]
-        problem = Problem(f"rank {place[0]}", f"{type(error).__name__}: {text}")
+        problem = Problem(f"rank {rank}", f"{type(error).__name__}: {text}")
         outcome = _Outcome(problems=(problem,))
-    with suppress(OSError, EOFError):
-        pipe.send(outcome)
-        pipe.recv()  # until all are done: a rank that left could cut off another's last message
-    sys.stdout.flush()
+    part = folder / f"{rank}.part"
+    part.write_bytes(pickle.dumps(outcome))
+    part.rename(folder / f"{rank}.out")
+    sys.stdin.read()  # until all are done: a rank that left could cut off another's last message
     os._exit(0)  # without a goodbye: another rank may be dead, and destroying the group would wait
 
 
-def _meet(rank: int, size: int, device: str, meeting: str, port: int) -> None:
+def _meet(rank: int, job: _Job, folder: Path) -> None:
     """Join the process group, as torchrun would have it."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_WORLD_SIZE=str(size),
+        WORLD_SIZE=str(job.size),
+        LOCAL_WORLD_SIZE=str(job.size),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(job.port),
     )
     if sys.platform == "linux":  # else gloo looks the host name up, which not every machine can
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -170,22 +192,22 @@ def _meet(rank: int, size: int, device: str, meeting: str, port: int) -> None:
 
     from shardc.loaders import devices
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
-    if device == "cuda":
-        if torch.cuda.device_count() < size:
-            count = torch.cuda.device_count()
-            what = f"this torch sees {count} of them, {size} ranks need one each"
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // job.size))
+    if job.device == "cuda":
+        if (count := torch.cuda.device_count()) < job.size:
+            what = f"torch sees {count} devices here, {job.size} ranks need one each"
             raise devices.DeviceError(Problem("cuda", what))
         torch.cuda.set_device(rank)
-    elif device == "neuron":
+    elif job.device == "neuron":
         try:
             importlib.import_module("torch_neuronx")
         except ImportError:
             devices.resolve("neuron")  # says what to install
+    gloo = job.device == "cpu"
     dist.init_process_group(
-        BACKENDS[device],
-        init_method=f"file://{meeting}" if device == "cpu" else None,
+        BACKENDS[job.device],
+        init_method=f"file://{folder}/meet" if gloo else None,
         rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60 if device == "cpu" else 600),
+        world_size=job.size,
+        timeout=timedelta(seconds=60 if gloo else 600),
     )

@@ -24,6 +24,7 @@ from shardc.index import Index
 from shardc.loaders import devices
 from shardc.loaders.group import Ranks
 from shardc.loaders.parallel import gather_tied, parallelize
+from shardc.loaders.reads import Reads
 from shardc.loaders.storage import (
     DTYPES,
     MappedFile,
@@ -119,14 +120,16 @@ def load_model(
     device: str | torch.device | None = None,
     component: str | None = None,
     runtime: Runtime = "plain",
+    reads: Reads = "auto",
 ) -> nn.Module:
     """This rank's part of a sharded model, tensor-parallel and in eval mode.
 
     mesh: a 1-d DeviceMesh, or one axis of a larger one; default: all ranks of the default group,
     this process alone where there is none. device: default the mesh's, else cpu; on cpu the
     parameters are views of the mapped files. runtime: "plain" local tensors, or "dtensor", which
-    is diffusers' own tensor parallelism, for its classes and sets of profile native. Every rank
-    must call it. Raises ShardSetError on every rank where any rank cannot go on.
+    is diffusers' own tensor parallelism, for its classes and sets of profile native. reads: as
+    in load_state_dict. Every rank must call it. Raises ShardSetError on every rank where any rank
+    cannot go on.
     """
     ranks = Ranks(mesh)
     timings = Timings()
@@ -137,7 +140,7 @@ def load_model(
         check_rank(shard_set.components[name], ranks.rank, ranks.size, shard_set.folder(name))
         opened = _open(shard_set, name, ranks, runtime)
         facts += [opened.index.plan, runtime]
-    return _load(opened, path, ranks, mesh, where, runtime, timings)
+    return _load(opened, path, ranks, mesh, where, runtime, timings, reads)
 
 
 def _open(shard_set: ShardSet, name: str, ranks: Ranks, runtime: Runtime) -> _Opened:
@@ -162,18 +165,21 @@ def _load(
     where: torch.device,
     runtime: Runtime,
     timings: Timings,
+    reads: Reads = "auto",
 ) -> nn.Module:
     index, folder, held, library = opened.index, opened.folder, opened.held, opened.manifest.library
     with _together(ranks):
         with _timed(timings, "build"):
             model = _build(library, index.source.class_, folder, opened.config, held)
+            index, held = _renamed(model, library, index, held, folder)
             if runtime == "dtensor":
                 from shardc.loaders import dtensor
 
                 mesh = dtensor.mesh_for(ranks, mesh, where)
                 plan = dtensor.specs(model, index, ranks.rank, folder)
         with _timed(timings, "place"):
-            _place(model, held, where, {n: t.shape for n, t in index.tensors.items()}, folder)
+            shapes = {n: t.shape for n, t in index.tensors.items()}
+            _place(model, held, where, shapes, folder, reads)
             timings.placed_bytes = sum(info.size_bytes for _, info in held.values())
         with _timed(timings, "wire"):
             if runtime == "dtensor":
@@ -183,6 +189,8 @@ def _load(
                 dims = Dims(opened.manifest, opened.config, ranks.size)
                 parallelize(model, index, opened.manifest, dims, ranks.rank, ranks.group)
                 _tie_heads(model, library, index, ranks)
+            else:
+                _tie(model, library)
             _finish(model, where, folder)
     loaded = Loaded(str(path), opened.name, ranks.rank, ranks.size, index.plan, timings)
     object.__setattr__(model, "shardc", loaded)
@@ -305,8 +313,19 @@ def _load_whole(
     }
     model = _build(library, class_name, component.path, component.config, held)
     shapes = {tensor.name: tensor.shape for tensor in component.tensors}
-    _place(model, held, device, shapes, component.path)
-    _tie(model, library)
+    names = _library(library).names(model, held)
+    if names is None:
+        model = _library(library).load(class_name, component.path).to(device)
+        log.info("%s: %s converts its tensors: not mapped, but copied", component.path, library)
+    else:
+        own = model.state_dict()
+        extra = sorted(name for name, new in names.items() if new not in own)
+        if extra:  # as its library does
+            log.warning("%s: %s has no use for %s", component.path, class_name, ", ".join(extra))
+        kept = {name: new for name, new in names.items() if new in own}
+        held = {new: held[name] for name, new in kept.items()}
+        _place(model, held, device, {new: shapes[n] for n, new in kept.items()}, component.path)
+        _tie(model, library)
     _finish(model, device, component.path)
     return model
 
@@ -325,12 +344,19 @@ def _build(
     library: str, class_name: str, folder: Path, config: Mapping[str, Any], held: Held
 ) -> nn.Module:
     """The model with its parameters on meta, buffers and other tensors computed for real."""
-    builder = importlib.import_module(f"shardc.loaders.{library}")
+    builder = _library(library)
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     with _default_dtype(held), init_empty_weights(include_buffers=False):
         model: nn.Module = builder.build(class_name, folder, config)
     return model
+
+
+def _library(name: str) -> Any:
+    """The module that knows a model library."""
+    if name not in ("diffusers", "transformers"):
+        raise ShardSetError(Problem(f"library {name!r}", "is none of 'diffusers', 'transformers'"))
+    return importlib.import_module(f"shardc.loaders.{name}")
 
 
 @contextmanager
@@ -354,11 +380,12 @@ def _place(
     device: torch.device,
     shapes: Mapping[str, tuple[int, ...]],
     where: Path,
+    reads: Reads = "auto",
 ) -> None:
     """Put every tensor where the model has it; `shapes` are the global ones that it must have."""
     modules = dict(model.named_modules())
     problems = []
-    for name, tensor in place_on(held, device):
+    for name, tensor in place_on(held, device, reads):
         owner, _, leaf = name.rpartition(".")
         module = modules.get(owner)
         table: dict[str, Any] = {}
@@ -377,6 +404,18 @@ def _place(
         raise ShardSetError(problems)
 
 
+def _renamed(
+    model: nn.Module, library: str, index: Index, held: Held, where: Path
+) -> tuple[Index, Held]:
+    """The same under the names that the model has: a library may rename a checkpoint's."""
+    names = _library(library).names(model, index.tensors)
+    if names is None:
+        what = f"this {library} would convert tensors of {type(model).__name__} as it loads"
+        raise ShardSetError(Problem(str(where), what, "save the model with it, then build"))
+    tensors = {names[name]: entry for name, entry in index.tensors.items()}
+    return index.model_copy(update={"tensors": tensors}), {names[n]: h for n, h in held.items()}
+
+
 def _tie(model: nn.Module, library: str) -> dict[str, str]:
     if library != "transformers":
         return {}
@@ -386,11 +425,14 @@ def _tie(model: nn.Module, library: str) -> dict[str, str]:
     for absent, present in transformers.tied(model).items():
         owner, _, leaf = absent.rpartition(".")
         holder, _, held = present.rpartition(".")
-        module = model.get_submodule(owner)
-        own = module._parameters.get(leaf)
-        if own is not None and own.is_meta:
-            module._parameters[leaf] = model.get_submodule(holder)._parameters[held]
+        pair = [model.get_submodule(owner)._parameters, model.get_submodule(holder)._parameters]
+        one, other = pair[0].get(leaf), pair[1].get(held)
+        if one is not None and one.is_meta:
+            pair[0][leaf] = other
             found[absent] = present
+        elif other is not None and other.is_meta:  # the checkpoint has the other twin
+            pair[1][held] = one
+            found[present] = absent
     return found
 
 
@@ -401,6 +443,9 @@ def _tie_heads(model: nn.Module, library: str, index: Index, ranks: Ranks) -> No
         entry = index.tensors[present]
         if entry.style == "vocab_parallel":
             gather_tied(model.get_submodule(absent.rpartition(".")[0]), entry.shape[0], ranks.group)
+        elif entry.placement.dim is not None:
+            what = f"shares its weight with {present}, which is sharded {entry.style}"
+            raise ShardSetError(Problem(absent, what, "rename it in the checkpoint, then build"))
 
 
 def _finish(model: nn.Module, device: torch.device, where: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from shardc.errors import CheckpointError, Problem, ShardSetError
 from shardc.header import Header, TensorInfo, read_header
 from shardc.index import Index, metadata_problems, pieces_of
 from shardc.loaders import devices
-from shardc.loaders.devices import DeviceError, Span
+from shardc.loaders.devices import DeviceError
+from shardc.loaders.pages import ReadAhead, Span
+from shardc.loaders.reads import DirectFile, Reads, choose
 from shardc.shardset import ShardSet, open_shard_set
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -57,7 +60,13 @@ class MappedFile:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size != header.file_bytes:
                 raise ShardSetError(Problem(str(path), "changed while it was being opened"))
-            return cls(path, header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            try:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except OSError as error:  # no mmap on this mount, or a limited address space
+                what = f"cannot be mapped: {error.strerror}"
+                fix = "copy it to a local disk, or raise the limit"
+                raise ShardSetError(Problem(str(path), what, fix)) from error
+            return cls(path, header, memory)
 
     def view(self, info: TensorInfo) -> torch.Tensor:
         """The tensor as a view of the mapping; no byte is read until it is used."""
@@ -183,6 +192,8 @@ def check_digests(
             start = file.header.data_start + info.start
             with memoryview(file.memory) as whole, whole[start : start + info.size_bytes] as part:
                 state.update(part)
+            if (span := file.span(info)) is not None:
+                span.drop(0, info.size_bytes)
         if state.hexdigest() != shard.digest:
             problems.append(
                 Problem(
@@ -196,35 +207,66 @@ def check_digests(
 
 
 def place_on(
-    held: Mapping[str, tuple[MappedFile, TensorInfo]], device: torch.device
+    held: Mapping[str, tuple[MappedFile, TensorInfo]],
+    device: torch.device,
+    reads: Reads = "auto",
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor on `device`: a view on cpu; elsewhere copied, and its host pages dropped.
 
-    While one is copied the next ones are read ahead. Raises DeviceError naming the tensor that the
-    device cannot hold, before the first copy where it is known that all of them do not fit.
+    reads: by the mapping, the next tensors being read ahead, or by large reads past the page
+    cache; auto takes for each file what its share of cached pages makes the faster, and views on
+    cpu. Raises DeviceError naming the tensor that the device cannot hold, before the first copy
+    where it is known that all of them do not fit.
     """
-    if device.type == "cpu":
+    if device.type == "cpu" and reads != "direct":
         for name, (file, info) in held.items():
             yield name, file.view(info)
         return
     way = devices.lane(device)
     devices.check_room(way, device, sum(info.size_bytes for _, info in held.values()))
-    spans = {name: file.span(info) for name, (file, info) in held.items()}
-    with devices.ReadAhead(spans.values()) as ahead:
+    ways: dict[Path, str] = {}
+    for file, _ in held.values():
+        if file.path not in ways:  # xla takes whole tensors only
+            ways[file.path] = "mapped" if device.type == "xla" else choose(reads, file.memory)
+    mapped = {n: (f, i) for n, (f, i) in held.items() if ways[f.path] == "mapped"}
+    spans = {name: file.span(info) for name, (file, info) in mapped.items()}
+    with ExitStack() as stack:
+        ahead = stack.enter_context(ReadAhead(spans.values()))
+        opened: dict[Path, DirectFile] = {}
         for name, (file, info) in held.items():
-            span = spans[name]
+            own = spans.get(name)
 
-            def done(first: int, last: int, span: Span | None = span) -> None:
+            def done(first: int, last: int, span: Span | None = own) -> None:
                 if span is not None:
                     span.drop(first, last)
                     ahead.used(last - first)
 
             try:
-                placed = way.put(file.view(info), done)
-            except DeviceError as error:
+                if name in mapped:
+                    placed = way.put(file.view(info), done)
+                else:
+                    if file.path not in opened:
+                        opened[file.path] = stack.enter_context(DirectFile(file.path))
+                    placed = _read_onto(device, file, info, opened[file.path])
+            except (DeviceError, RuntimeError) as error:  # the latter is the device stack's own
                 raise DeviceError(Problem(f"tensor {name!r}", str(error))) from error
             yield name, placed
         way.sync()
+
+
+def _read_onto(
+    device: torch.device, file: MappedFile, info: TensorInfo, direct: DirectFile
+) -> torch.Tensor:
+    """The tensor on the device, piece by piece by way of the direct reader's buffers."""
+    view = file.view(info)
+    placed = devices.empty(view, device)
+    flat, item = placed.view(-1), view.element_size()
+    start = file.header.data_start + info.start
+    for at, piece in direct.pieces(start, start + info.size_bytes):
+        if piece.data_ptr() % item:
+            piece = piece.clone()
+        flat[at // item : (at + piece.numel()) // item].copy_(piece.view(view.dtype))
+    return placed
 
 
 def load_state_dict(
@@ -235,14 +277,16 @@ def load_state_dict(
     component: str | None = None,
     device: str | torch.device = "cpu",
     verify: bool = False,
+    reads: Reads = "auto",
 ) -> dict[str, torch.Tensor]:
     """What `rank` holds of a shard set: its own tensors and the replicated ones, by name.
 
     On cpu these are views of the mapped files: nothing is read or copied until used, and writing
     to one changes neither the file nor another process's view. component: which, where several
     are sharded (default: the transformer). tp: the degree you run at, to be checked. verify: read
-    everything against the digests first. Raises ShardSetError, or DeviceError before any read where
-    the device is not ready.
+    everything against the digests first. reads: "mapped", "direct" (large reads past the page
+    cache, into memory of their own on cpu), or what suits the cache. Raises ShardSetError, or
+    DeviceError before any read where the device is not ready.
     """
     where = devices.resolve(device)
     shard_set = open_shard_set(Path(path))
@@ -253,4 +297,4 @@ def load_state_dict(
     held = open_rank(folder, index, rank)
     if verify:
         check_digests(held, index, rank)
-    return dict(place_on(held, where))
+    return dict(place_on(held, where, reads))

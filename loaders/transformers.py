@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,40 @@ def build(class_name: str, folder: Path, config: Mapping[str, Any]) -> nn.Module
     loaded = cls.config_class.from_pretrained(str(folder))
     model: nn.Module = cls(loaded)
     return model
+
+
+def load(class_name: str, folder: Path) -> nn.Module:
+    """The class as its library loads it, in the dtypes stored."""
+    cls: Any = getattr(transformers, class_name)
+    model: nn.Module = cls.from_pretrained(str(folder), dtype="auto", local_files_only=True)
+    return model
+
+
+def names(model: nn.Module, stored: Iterable[str]) -> dict[str, str] | None:
+    """What the model calls each stored tensor: the library renames as it loads.
+
+    None where it would not only rename, but fuse or split tensors.
+    """
+    stored = sorted(stored)
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:  # transformers 4
+        return {name: name for name in stored}
+    own = model.state_dict()
+    rules = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    others: Any = [rule for rule in rules if not isinstance(rule, WeightRenaming)]
+    prefix = getattr(model, "base_model_prefix", None)
+    found = {}
+    for name in stored:
+        new, converted = rename_source_key(name, renamings, others, prefix, own)
+        if new not in own and name in own:
+            new, converted = name, None
+        if converted is not None and new in own:
+            return None
+        found[name] = new
+    return found
 
 
 def tied(model: nn.Module) -> dict[str, str]:

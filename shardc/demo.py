@@ -1,14 +1,20 @@
-"""A tiny FLUX.2 end to end: made, planned, built for two ranks, verified, merged back, compared."""
+"""A tiny FLUX.2 end to end: made, planned, built for two ranks, verified, merged back, compared.
+
+Where the runtime is installed the shards are loaded as well, and give what the whole model gives.
+"""
 
 from __future__ import annotations
 
 import filecmp
+import importlib.util
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shardc import api
 from shardc.builder import Resources
@@ -19,6 +25,11 @@ from shardc.planner import Plan
 from shardc.synthetic import DTYPES, flux2_tensors, write_json, write_weights
 
 TP = 2
+COMPONENT = "transformer"
+NEEDS = ("torch", "diffusers", "accelerate")
+INSTALL = "pip install 'shardc[runtime]'"
+LIMIT = 1e-5  # of the outputs' largest magnitude, in fp32: the sums of two ranks round otherwise
+TIMEOUT_S = 300
 FUSED = "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight"
 FUSED_BLOCKS = ("Q", "K", "V", "gate", "up")
 
@@ -63,12 +74,26 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How the shards loaded and ran: the loaders' report of each rank, and the error.
+
+    `skipped` says what to install where the runtime is not there; then the rest is empty.
+    """
+
+    skipped: str | None = None
+    ranks: tuple[dict[str, Any], ...] = ()
+    relative_error: float | None = None
+    limit: float = LIMIT
+
+
+@dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All steps, in order, and the picture of the fused weight."""
+    """All steps, in order, the picture of the fused weight, and what the load gave."""
 
     folder: str
     steps: tuple[Step, ...]
     picture: tuple[Picture, ...]
+    load: Load
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -124,11 +149,74 @@ def run(folder: Path) -> DemoReport:
     step("verify against the source", lambda: _verify(source, shards))
     step("merge back", lambda: _merge(shards, merged))
     step("compare with the source", lambda: _compare(source, merged))
-    return DemoReport(str(folder), tuple(steps), _picture(plans[0]))
+    load = _Loading(source, shards)
+    step(f"load on {TP} ranks", load.run)
+    step("compare with the unsharded model", load.compare)
+    return DemoReport(str(folder), tuple(steps), _picture(plans[0]), load.report())
+
+
+class _Loading:
+    """The steps that need the runtime. It works in processes of its own, never in this one."""
+
+    def __init__(self, source: Path, shards: Path) -> None:
+        self.source, self.shards = source, shards
+        self.missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+        self.ranks: list[tuple[dict[str, Any], np.ndarray]] = []
+        self.error: float | None = None
+
+    def run(self) -> str:
+        if self.missing:
+            return f"skipped, {INSTALL}"
+        self.ranks = self._on(TP, "sharded", str(self.shards), COMPONENT, time.monotonic())
+        reports = [report for report, _ in self.ranks]
+        slowest = max(report["seconds"] for report in reports)
+        return (
+            f"{max(report['timings']['placed_bytes'] for report in reports)} bytes a rank in "
+            f"{slowest:.2f} s, after {max(r['start_seconds'] for r in reports):.1f} s of start-up"
+        )
+
+    def compare(self) -> str:
+        if self.missing:
+            return f"skipped, {INSTALL}"
+        (whole,) = self._on(1, "whole", str(self.source), COMPONENT)
+        self.error = relative_error(whole, [out for _, out in self.ranks])
+        return f"relative error {self.error:.1e} (limit {LIMIT:.0e}), ranks agree bit for bit"
+
+    def report(self) -> Load:
+        if self.missing:
+            return Load(skipped=f"{', '.join(self.missing)} not installed: {INSTALL}")
+        return Load(None, tuple(report for report, _ in self.ranks), self.error)
+
+    @staticmethod
+    def _on(size: int, work: str, *arguments: Any) -> list[Any]:
+        # by name: the compiler never imports the runtime
+        local = importlib.import_module("shardc.loaders.local")
+        check = importlib.import_module("shardc.loaders.check")
+        found: list[Any] = local.run(getattr(check, work), size, *arguments, timeout_s=TIMEOUT_S)
+        return found
+
+
+def relative_error(whole: np.ndarray, ranks: Sequence[np.ndarray]) -> float:
+    """The largest difference by the largest output; VerifyError where that proves nothing, where
+    the ranks differ among themselves, or where it is above LIMIT."""
+    if not np.isfinite(whole).all() or whole.std() < 0.1 * np.abs(whole).max():
+        raise VerifyError("the unsharded model's output is not finite, or nearly constant")
+    for rank, out in enumerate(ranks):
+        if out.shape != whole.shape:
+            raise VerifyError(f"rank {rank} gave {list(out.shape)}, not {list(whole.shape)}")
+        if out.tobytes() != ranks[0].tobytes():
+            raise VerifyError(f"the output of rank {rank} is not bit for bit that of rank 0")
+    error = float(np.abs(ranks[0] - whole).max() / np.abs(whole).max())
+    if not error <= LIMIT:  # NaN, too
+        raise VerifyError(
+            f"the sharded model's output differs from the unsharded one's by {error:.1e} of its "
+            f"largest value, more than {LIMIT:.0e}"
+        )
+    return error
 
 
 def _make(source: Path) -> str:
-    write_flux2(source)
+    write_flux2(source, dtype="fp32")
     files = sorted((source / "transformer").glob("*.safetensors"))
     return f"{sum(f.stat().st_size for f in files)} bytes in {len(files)} files"
 

@@ -112,7 +112,7 @@ def models(sets: list[dict[str, Any]]) -> Any:
 
 
 @case
-def state_dict(out: str, rank: int, tp: int) -> Any:
+def state_dict(out: str, rank: int, tp: int, reads: Any) -> Any:
     """Load one rank's tensors, and measure what that took of the host."""
     import torch_neuronx
 
@@ -122,7 +122,7 @@ def state_dict(out: str, rank: int, tp: int) -> Any:
     torch_neuronx.reset_counters()
     reset_peak()
     before = status_bytes("VmRSS")
-    held = load_state_dict(out, rank, tp=tp, device="neuron")
+    held = load_state_dict(out, rank, tp=tp, device="neuron", reads=reads)
     peak = status_bytes("VmHWM") - before
     counters = torch_neuronx.counters()
     host = load_state_dict(out, rank, tp=tp)
@@ -144,14 +144,14 @@ def _refused(load: Callable[[], object]) -> str:
 
 
 @case
-def full(out: str, known: bool) -> Any:
-    """Load onto a core that is too small; known: whether its free bytes can be asked for."""
+def full(out: str) -> Any:
+    """Load onto a core that is too small, with its free bytes known and without."""
     from shardc.loaders import load_model
 
     tp = mesh()
-    if not known:
-        del torch.neuron.mem_get_info  # type: ignore[attr-defined]
-    return _refused(lambda: load_model(out, mesh=tp))
+    known = _refused(lambda: load_model(out, mesh=tp))
+    del torch.neuron.mem_get_info  # type: ignore[attr-defined]
+    return [known, _refused(lambda: load_model(out, mesh=tp))]
 
 
 @case

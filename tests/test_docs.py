@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +34,11 @@ def commands(document: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if commands(d)], ids=lambda d: d.name)
 def test_every_command_shown_runs(document: Path, tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (programs / "python").chmod(0o755)
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in commands(document):
         done = subprocess.run(
             command,
@@ -71,6 +77,29 @@ def test_format_document_names_every_key_of_the_index() -> None:
     text = (ROOT / "docs" / "format.md").read_text()
     for field in (*Index.model_fields, *TensorEntry.model_fields):
         assert f"`{field}`" in text
+
+
+def test_loading_document_has_every_argument_and_refusal() -> None:
+    pytest.importorskip("torch")
+    from shardc.loaders import load_model, load_pipeline, load_state_dict, model
+
+    text = (ROOT / "docs" / "loading.md").read_text()
+    for function in (load_model, load_pipeline, load_state_dict):
+        shown = re.search(rf"^\| `{function.__name__}\((.*)\)` \|", text, re.M)
+        assert shown is not None
+        names = re.findall(r"(\w+)(?:=[^,]*)?(?:, |$)", shown[1].replace("*, ", ""))
+        assert names == list(inspect.signature(function).parameters)
+    for name in model.FORBIDDEN:
+        assert f"`{name}`" in text
+
+
+def test_cold_start_document_has_every_phase() -> None:
+    pytest.importorskip("torch")
+    from shardc.loaders.model import Timings
+
+    text = (ROOT / "docs" / "cold-start.md").read_text()
+    for phase in Timings.__dataclass_fields__:
+        assert phase == "placed_bytes" or f"| {phase} |" in text
 
 
 def rows(text: str) -> list[int]:

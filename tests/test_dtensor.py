@@ -1,4 +1,4 @@
-"""runtime="dtensor": parameters, hooks and guards are those of diffusers' own tensor parallelism."""
+"""runtime="dtensor": parameters, hooks and guards are diffusers' own tensor parallelism's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import shardc
+from shardc.errors import ShardSetError
 from tests import ranks
 
 torch = pytest.importorskip("torch")
@@ -18,7 +19,7 @@ from tests import models  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["flux2", "flux2-guidance", "flux1", "qwen-image", "qwen-image21"]
+NAMES = ["flux2", "flux1", "qwen-image", "qwen-image21"]
 
 
 @pytest.fixture(scope="module")
@@ -32,41 +33,28 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in [*NAMES, "qwen3"]}
 
 
-def counted() -> Counter[str]:
-    """Count the tensors that collectives move from here on, at the process group itself."""
-    import torch.distributed as dist
+def watch(moved: Counter[str]) -> Any:
+    """Count every collective, by name, as the process groups are asked for it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-    calls: Counter[str] = Counter()
-    for name in dir(dist.ProcessGroup):
-        plain = getattr(dist.ProcessGroup, name)
-        if not name.startswith(("all", "_all", "broadcast", "scatter", "gather", "reduce")):
-            continue
-        if not callable(plain):
-            continue
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.namespace in ("c10d", "_c10d_functional"):
+                moved[func._opname] += 1
+            return func(*args, **(kwargs or {}))
 
-        def wrapped(self: Any, *args: Any, _name: str = name, _plain: Any = plain, **kw: Any) -> Any:
-            calls[_name] += 1
-            return _plain(self, *args, **kw)
-
-        setattr(dist.ProcessGroup, name, wrapped)
-    return calls
+    return Watch()
 
 
 def forward(rank: int, name: str, path: Path, source: Path) -> Any:
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     from shardc.loaders import load_model
 
     moved: Counter[str] = Counter()
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.namespace in ("c10d", "_c10d_functional"):
-                moved[func._opname] += 1
-            return func(*args, **(kwargs or {}))
-
     control: list[int] = []
     gather_object = dist.all_gather_object
 
@@ -76,7 +64,7 @@ def forward(rank: int, name: str, path: Path, source: Path) -> Any:
         control.append(moved.total() - before)
 
     dist.all_gather_object = agreeing
-    with Watch():
+    with watch(moved):
         model: Any = load_model(path, runtime="dtensor")
         loading = moved.total() - sum(control)
         moved.clear()
@@ -152,3 +140,113 @@ def test_it_is_what_diffusers_does(
         assert not facts["training"]
         assert not facts["grad"]
         assert facts["mesh"] == (tp, rank, "cpu")
+
+
+def left_plain(rank: int, path: Path) -> int:
+    """What would be seen if a planned layer kept a plain parameter."""
+    from diffusers.hooks import tensor_parallel
+
+    from shardc.loaders import load_model
+
+    resolve = tensor_parallel.resolve_tp_shard_specs
+
+    def without_biases(*args: Any) -> Any:
+        return {k: v for k, v in resolve(*args).items() if not k.endswith("bias")}
+
+    moved: Counter[str] = Counter()
+    tensor_parallel.resolve_tp_shard_specs = without_biases
+    from shardc.loaders import dtensor
+
+    dtensor._differs = lambda *_: None  # type: ignore[assignment]
+    with watch(moved):
+        load_model(path, runtime="dtensor")
+    return moved["broadcast_"]
+
+
+def test_a_broadcast_would_be_seen(sources: dict[str, Path], tmp_path: Path) -> None:
+    shardc.build(sources["flux1"], tmp_path / "o", 2, profile="native")
+    assert min(ranks.values(ranks.run(left_plain, 2, tmp_path / "o"))) > 0
+
+
+def load(rank: int, path: Path, runtime: Any, mesh: bool = False) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from shardc.loaders import load_model
+
+    axis = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"] if mesh else None
+    model = load_model(path, mesh=axis, runtime=runtime)
+    with torch.no_grad():
+        return model(**models.inputs("flux2"))[0].numpy()
+
+
+def test_one_axis_of_a_larger_mesh(sources: dict[str, Path], tmp_path: Path) -> None:
+    shardc.build(sources["flux2"], tmp_path / "o", 2, profile="native")
+    whole = torch.load(sources["flux2"].parent / "flux2.pt")
+    for out in ranks.values(ranks.run(load, 4, tmp_path / "o", "dtensor", True)):
+        assert (torch.from_numpy(out) - whole).abs().max() / whole.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "runtime", "message"),
+    [
+        ("flux2", "compact", "dtensor", "build it with --profile native"),
+        ("qwen3", "native", "dtensor", "diffusers has no _tp_plan for Qwen3ForCausalLM"),
+        ("flux2", "native", "fast", "is none of 'plain', 'dtensor'"),
+    ],
+)
+def test_what_it_cannot_take(
+    sources: dict[str, Path], tmp_path: Path, name: str, profile: Any, runtime: str, message: str
+) -> None:
+    shardc.build(sources[name], tmp_path / "o", 2, profile=profile)
+    for outcome in ranks.run(load, 2, tmp_path / "o", runtime):
+        assert str(outcome.error).startswith("ShardSetError: ")
+        assert message in str(outcome.error)
+        assert outcome.seconds < 10
+
+
+def test_a_set_that_is_cut_otherwise(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Same shapes, other rows: only the index can tell."""
+    text = shardc.api.library.load("Flux2Transformer2DModel").text
+    wrong = text.replace(
+        'blocks = ["inner", "inner", "inner", "mlp", "mlp"]\nunit = ["head", "head", "head", 1, 1]',
+        'blocks = ["inner * 3 + mlp * 2"]',
+    )
+    (tmp_path / "wrong.toml").write_text(wrong)
+    shardc.build(
+        sources["flux2"], tmp_path / "o", 2, manifest=tmp_path / "wrong.toml", profile="native"
+    )
+    for outcome in ranks.run(load, 2, tmp_path / "o", "dtensor"):
+        assert "to_qkv_mlp_proj.weight': diffusers' _tp_plan gives rank" in str(outcome.error)
+
+
+def test_one_process_alone(sources: dict[str, Path], tmp_path: Path) -> None:
+    from shardc.loaders import load_model
+
+    shardc.build(sources["flux2"], tmp_path / "o", 1, profile="native")
+    with pytest.raises(ShardSetError, match="needs a process group"):
+        load_model(tmp_path / "o", runtime="dtensor")
+
+
+def forbidden(rank: int, path: Path) -> dict[str, str]:
+    from shardc.loaders import load_model
+
+    model: Any = load_model(path, runtime="dtensor")
+    told = {}
+    for call in ("save_pretrained", "add_adapter", "enable_group_offload", "push_to_hub"):
+        arguments = (torch.device("cpu"),) if call == "enable_group_offload" else ("x",)
+        try:
+            getattr(model, call)(*arguments)
+        except Exception as error:
+            told[call] = f"{type(error).__name__}: {error}"
+    return told
+
+
+def test_the_guards_are_diffusers_own(sources: dict[str, Path], tmp_path: Path) -> None:
+    shardc.build(sources["flux2"], tmp_path / "o", 2, profile="native")
+    told = ranks.values(ranks.run(forbidden, 2, tmp_path / "o"))[0]
+    assert told["save_pretrained"].startswith("NotImplementedError: ")
+    assert told["enable_group_offload"].startswith("ValueError: ")
+    for call in ("save_pretrained", "enable_group_offload"):
+        assert "is sharded with tensor parallelism" in told[call]
+    for call in ("add_adapter", "push_to_hub"):  # these it would let through, at least half way
+        assert "one rank's shard" in told[call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,8 +52,9 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("verify", [False, True])
-def test_every_tensor_of_a_rank(shards: Path, rank: int, verify: bool) -> None:
-    held = load_state_dict(shards, rank, tp=2, verify=verify)
+@pytest.mark.parametrize("reads", ["auto", "mapped", "direct"])
+def test_every_tensor_of_a_rank(shards: Path, rank: int, verify: bool, reads: Any) -> None:
+    held = load_state_dict(shards, rank, tp=2, verify=verify, reads=reads)
     expected = read_ranks(shards, 2)[rank]
     assert held.keys() == expected.keys() == TENSORS.keys()
     for name, tensor in held.items():

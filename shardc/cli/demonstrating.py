@@ -10,7 +10,10 @@ import click
 
 from shardc.cli.options import PATH, json_option
 from shardc.cli.output import console, reporting, say_json, table
+from shardc.cli.picture import draw_rows
 from shardc.errors import OutputError, Problem
+
+IMAGE = "rows.png"
 
 
 @click.command()
@@ -18,7 +21,10 @@ from shardc.errors import OutputError, Problem
 @json_option
 @reporting
 def demo(keep: Path | None, as_json: bool) -> None:
-    """Run a tiny FLUX.2 end to end: make, plan, build, verify, merge, compare.
+    """Run a tiny FLUX.2 end to end: make, plan, build, verify, merge, load on 2 ranks, compare.
+
+    The load needs the runtime (pip install 'shardc[runtime]'). With --keep there is a picture of
+    the cut, too: rows.png.
 
     \b
     Example:
@@ -39,8 +45,14 @@ def demo(keep: Path | None, as_json: bool) -> None:
         except KeyboardInterrupt:
             shutil.rmtree(keep, ignore_errors=True)
             raise
+    image = None
+    if keep is not None and draw_rows(report.picture, demonstration.FUSED, keep / IMAGE):
+        image = str(keep / IMAGE)
+    if report.load.skipped is not None:
+        click.secho(f"load: skipped, {demonstration.INSTALL}", err=True, bold=True, fg="yellow")
     if as_json:
-        say_json({"ok": True, **report.to_json(), "folder": keep and str(keep)})
+        folder = None if keep is None else str(keep)
+        say_json({"ok": True, **report.to_json(), "folder": folder, "image": image})
         return
     shown = table("step", "result", ">seconds")
     for step in report.steps:
@@ -51,7 +63,9 @@ def demo(keep: Path | None, as_json: bool) -> None:
     for line in demonstration.draw(report.picture):
         out.print(f"  {line}")
     out.print(
-        "A contiguous cut would have given rank 0 all of Q and K: the right shape, and wrong."
+        "A contiguous cut would have given rank 0 all of Q, K and V: the right shape, and wrong."
     )
     if keep is not None:
         out.print(f"All of it is in {keep}.")
+        no_image = "There is no picture: Pillow is not installed."
+        out.print(no_image if image is None else f"A picture of the rows is in {image}.")
