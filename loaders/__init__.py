@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardc.loaders.model import load_model, load_pipeline
+    from shardc.loaders.model import load_model
+    from shardc.loaders.pipeline import load_pipeline
     from shardc.loaders.storage import load_state_dict
 
 __all__ = ["load_model", "load_pipeline", "load_state_dict"]
 
-_HOMES = {"load_model": "model", "load_pipeline": "model", "load_state_dict": "storage"}
+_HOMES = {"load_model": "model", "load_pipeline": "pipeline", "load_state_dict": "storage"}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,11 +27,24 @@ GB, MIB = 1e9, 2**20
 @click.option("--component", metavar="NAME", help="Which, where several are sharded.")
 @click.option("--device", type=click.Choice(list(local.BACKENDS)), default="cpu", show_default=True)
 @click.option(
+    "--reads",
+    type=click.Choice(["auto", "mapped", "direct"]),
+    default="auto",
+    show_default=True,
+    help="By the mapping, by large direct reads, or what suits the cache.",
+)
+@click.option(
     "--timeout", type=click.FloatRange(1), default=600, show_default=True, metavar="SECONDS"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def main(
-    out: Path, nproc: int, component: str | None, device: str, timeout: float, as_json: bool
+    out: Path,
+    nproc: int,
+    component: str | None,
+    device: str,
+    reads: str,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Load the shard set OUT on this machine, a process for each rank, and report each load.
 
@@ -41,7 +54,7 @@ def main(
       python -m shardc.loaders flux2-tp2 --nproc 2 --device cuda --json
     """
     try:
-        reports = _load(out, nproc, component, device, timeout)
+        reports = _load(out, nproc, component, device, reads, timeout)
     except ShardcError as error:
         problems = [str(problem) for problem in error.problems]
         for problem in problems:
@@ -57,10 +70,12 @@ def main(
         click.echo(json.dumps(document, indent=1))
         return
     _show(out, device, reports)
+    if device == "cpu" and reads != "direct":
+        click.echo("On cpu the tensors are views of the files: their bytes are read when used.")
 
 
 def _load(
-    out: Path, nproc: int, component: str | None, device: str, timeout: float
+    out: Path, nproc: int, component: str | None, device: str, reads: str, timeout: float
 ) -> list[dict[str, Any]]:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
@@ -74,6 +89,7 @@ def _load(
         component,
         device,
         time.monotonic(),
+        reads,
         device=device,
         timeout_s=timeout,
     )
@@ -102,8 +118,6 @@ def _show(out: Path, device: str, reports: list[dict[str, Any]]) -> None:
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     console.print(shown)
     console.print("start: the process, its imports and the process group; total: the load alone.")
-    if device == "cpu":
-        console.print("On cpu the tensors are views of the files: their bytes are read when used.")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from shardc.loaders.reads import Reads
+
 IMAGE_TOKENS, TEXT_TOKENS = (8, 8), 16
 
 
 def load(
-    path: str, component: str | None, device: str | None, begun: float
+    path: str, component: str | None, device: str, begun: float, reads: Reads = "auto"
 ) -> tuple[dict[str, Any], nn.Module]:
     """A rank's part of the model, and the report of it: `model.shardc`, start-up and memory.
 
@@ -36,7 +38,7 @@ def load(
     importlib.import_module("accelerate")
     getattr(importlib.import_module(library), index.source.class_, None)
     start, before_bytes = time.monotonic() - begun, _host_bytes("VmRSS")
-    model = load_model(path, component=component, device=device)
+    model = load_model(path, component=component, device=device, reads=reads)
     loaded: Any = model.shardc
     report: dict[str, Any] = loaded.to_json()
     del report["path"]
@@ -46,9 +48,11 @@ def load(
     return report, model
 
 
-def loaded(path: str, component: str | None, device: str | None, begun: float) -> dict[str, Any]:
+def loaded(
+    path: str, component: str | None, device: str, begun: float, reads: Reads
+) -> dict[str, Any]:
     """The report of a load, on a rank that keeps nothing of it."""
-    return load(path, component, device, begun)[0]
+    return load(path, component, device, begun, reads)[0]
 
 
 def sharded(path: str, component: str, begun: float) -> tuple[dict[str, Any], np.ndarray]:

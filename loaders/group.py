@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-CONTROL_TIMEOUT = timedelta(seconds=60)
+# A rank that dies is seen at once, its connections break; this is for one that hangs. Ranks of one
+# host may read a cold volume at very different speeds, so it is generous.
+CONTROL_TIMEOUT = timedelta(minutes=10)
 
 
 class Ranks:
@@ -41,8 +43,6 @@ class Ranks:
     def _gloo(self) -> ProcessGroup | None:
         if self.group is None or self.size == 1:
             return None
-        if dist.get_backend(self.group) == "gloo":
-            return self.group
         made: ProcessGroup = dist.new_group(
             dist.get_process_group_ranks(self.group),
             timeout=CONTROL_TIMEOUT,

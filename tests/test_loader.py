@@ -219,13 +219,13 @@ def load_and_die(rank: int, path: Path) -> str:
     from shardc.loaders import model
 
     if rank == 1:
-        place = model._place
+        place = model.place
 
         def dies(*args: Any) -> None:
             place(*args)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        model._place = dies
+        model.place = dies
     started = time.monotonic()
     try:
         model.load_model(path)

@@ -185,7 +185,7 @@ def test_bfloat16(tmp_path: Path) -> None:
         for told in facts.values():
             assert set(told.get("dtypes", {"": "torch.bfloat16"}).values()) == {"torch.bfloat16"}
         assert apart(latents, exact) < 2 * apart(rounded, exact)
-        assert apart(latents, exact) < 0.1
+        assert apart(latents, exact) < 0.15
 
 
 def encode(rank: int, path: Path, tokens: Any) -> Any:

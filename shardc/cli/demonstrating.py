@@ -51,8 +51,8 @@ def demo(keep: Path | None, as_json: bool) -> None:
     if report.load.skipped is not None:
         click.secho(f"load: skipped, {demonstration.INSTALL}", err=True, bold=True, fg="yellow")
     if as_json:
-        folder = None if keep is None else str(keep)
-        say_json({"ok": True, **report.to_json(), "folder": folder, "image": image})
+        kept = None if keep is None else str(keep)
+        say_json({"ok": True, **report.to_json(), "folder": kept, "image": image})
         return
     shown = table("step", "result", ">seconds")
     for step in report.steps:
