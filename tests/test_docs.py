@@ -81,7 +81,7 @@ def test_format_document_names_every_key_of_the_index() -> None:
 
 def test_loading_document_has_every_argument_and_refusal() -> None:
     pytest.importorskip("torch")
-    from shardc.loaders import load_model, load_pipeline, load_state_dict, model
+    from shardc.loaders import load_model, load_pipeline, load_state_dict, refusals
 
     text = (ROOT / "docs" / "loading.md").read_text()
     for function in (load_model, load_pipeline, load_state_dict):
@@ -89,7 +89,7 @@ def test_loading_document_has_every_argument_and_refusal() -> None:
         assert shown is not None
         names = re.findall(r"(\w+)(?:=[^,]*)?(?:, |$)", shown[1].replace("*, ", ""))
         assert names == list(inspect.signature(function).parameters)
-    for name in model.FORBIDDEN:
+    for name in refusals.FORBIDDEN:
         assert f"`{name}`" in text
 
 
