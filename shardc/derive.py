@@ -68,8 +68,10 @@ def _read_config(path: Path, target: str) -> dict[str, Any]:
         values = parse_json(path.read_bytes(), str(path))
     except OSError as error:
         raise ManifestError(Problem(str(path), f"cannot read it: {error.strerror}")) from error
-    named = class_of(values) if isinstance(values, dict) else None
-    if named != target:
+    if not isinstance(values, dict):
+        raise ManifestError(Problem(str(path), "is not a JSON object"))
+    named = class_of(values)  # a config saved without its model names none
+    if named not in (None, target):
         raise ManifestError(Problem(str(path), f"is a config of {named}, not of {target}"))
     return dict(values)
 
