@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +23,8 @@ from shardc.errors import Problem, ShardSetError
 
 Reads = Literal["auto", "mapped", "direct"]
 
-STAGE_BYTES = 16 << 20  # of each of two buffers: one is filled while the other is taken away
+STAGE_BYTES = 4 << 20  # of a buffer; with two readers this fills a disk's queue
+READERS = 2  # buffers are one more: while one is taken away the others fill
 ALIGNMENT = 4096  # of offsets, lengths and buffers, for O_DIRECT
 CACHED_SHARE = 0.5  # of a file's pages: from here on the mapping is the faster way
 
@@ -51,12 +54,12 @@ def choose(reads: Reads, memory: mmap.mmap | None) -> Literal["mapped", "direct"
 
 
 class DirectFile:
-    """A file read in large aligned pieces through two buffers, past the page cache if it can be."""
+    """A file read in large aligned pieces through a few buffers, past the page cache if it can."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._open = ExitStack()
-        self._buffers = [mmap.mmap(-1, STAGE_BYTES + 2 * ALIGNMENT) for _ in range(2)]
+        self._buffers = [mmap.mmap(-1, STAGE_BYTES + 2 * ALIGNMENT) for _ in range(READERS + 1)]
 
     def __enter__(self) -> DirectFile:
         flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
@@ -65,7 +68,7 @@ class DirectFile:
         except OSError:  # a filesystem without direct reads: large ones help all the same
             self._fd = os.open(self._path, os.O_RDONLY)
         self._open.callback(os.close, self._fd)
-        self._pool = self._open.enter_context(ThreadPoolExecutor(1, "shardc-direct-read"))
+        self._pool = self._open.enter_context(ThreadPoolExecutor(READERS, "shardc-direct-read"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,19 +76,22 @@ class DirectFile:
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(offset from `start`, bytes) of [start, stop) in order; each valid until the next."""
-        edges = range(start, stop, STAGE_BYTES)
-        waiting: list[Future[torch.Tensor]] = []
-        for number, first in enumerate(edges):
-            if not waiting:
-                waiting.append(self._ask(number, first, stop))
-            ready = waiting.pop().result()
-            if first + STAGE_BYTES < stop:
-                waiting.append(self._ask(number + 1, first + STAGE_BYTES, stop))
+        edges = enumerate(range(start, stop, STAGE_BYTES))
+        asked: deque[tuple[int, Future[torch.Tensor]]] = deque()
+        for number, first in islice(edges, READERS):
+            asked.append((first, self._ask(number, first, stop)))
+        while asked:
+            first, waiting = asked.popleft()
+            ready = waiting.result()
+            for number, following in islice(edges, 1):
+                asked.append((following, self._ask(number, following, stop)))
             yield first - start, ready
 
     def _ask(self, number: int, first: int, stop: int) -> Future[torch.Tensor]:
         last = min(first + STAGE_BYTES, stop)
-        return self._pool.submit(self._read, self._buffers[number % 2], first, last)
+        return self._pool.submit(
+            self._read, self._buffers[number % len(self._buffers)], first, last
+        )
 
     def _read(self, buffer: mmap.mmap, first: int, last: int) -> torch.Tensor:
         low = first // ALIGNMENT * ALIGNMENT
