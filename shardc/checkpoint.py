@@ -12,7 +12,7 @@ import xxhash
 from shardc.errors import CheckpointError, Problem
 from shardc.header import Header, TensorInfo, parse_json, read_header
 from shardc.layout import Piece
-from shardc.weights import FOREIGN, find_weights, read_headers
+from shardc.weights import FOREIGN, find_weights, rank_shard_problems, read_headers
 
 INDEX_NAME = "shardc.index.json"
 MODEL_INDEX = "model_index.json"
@@ -188,8 +188,8 @@ def _open_file(path: Path) -> Checkpoint:
             Problem(str(path), "not a .safetensors file", "convert it first; nothing is unpickled")
         )
     header = read_header(path)
-    if "shardc" in header.metadata or "DCP_SHARDING_INFO" in header.metadata:
-        raise CheckpointError(Problem(str(path), "its metadata says that it is one rank's shard"))
+    if problems := rank_shard_problems(path, header):
+        raise CheckpointError(problems)
     config = _read_config(path.parent, required=True)
     component = _component("", path.parent, config, {path.name: header}, None, (CONFIG,), ())
     return Checkpoint(path, "file", (component,), (), ())

@@ -119,14 +119,14 @@ class ComponentPlan:
 
     def rank_bytes(self) -> list[int]:
         """Bytes of weights that each rank holds: its own and the replicated ones."""
-        shared = sum(t.size_bytes for f in self.files if f.rank is None for t in f.tensors)
-        held = [shared] * self.options.tp
+        held = [self.replicated_bytes()] * self.options.tp
         for file in self.files:
             if file.rank is not None:
                 held[file.rank] += sum(t.size_bytes for t in file.tensors)
         return held
 
     def replicated_bytes(self) -> int:
+        """Bytes of the tensors that every rank holds whole."""
         return sum(t.size_bytes for f in self.files if f.rank is None for t in f.tensors)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -51,31 +51,6 @@ class Region:
         if any(a >= b for a, b in zip(start, stop, strict=True)):
             return None
         return Region(start, stop)
-
-
-def contiguous_runs(region: Region, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(offset, length) in elements of each run of `region` in a row-major tensor of `shape`."""
-    if region.size == 0:
-        return
-    # Trailing dims that the region spans whole join into one run.
-    split = len(shape)
-    while split > 0 and region.start[split - 1] == 0 and region.stop[split - 1] == shape[split - 1]:
-        split -= 1
-    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    if split == 0:
-        yield 0, math.prod(shape)
-        return
-    last = split - 1
-    length = (region.stop[last] - region.start[last]) * strides[last]
-
-    def walk(dim: int, offset: int) -> Iterator[tuple[int, int]]:
-        if dim == last:
-            yield offset + region.start[last] * strides[last], length
-            return
-        for index in range(region.start[dim], region.stop[dim]):
-            yield from walk(dim + 1, offset + index * strides[dim])
-
-    yield from walk(0, 0)
 
 
 def tiling_problem(regions: Iterable[Region], shape: Sequence[int]) -> str | None:

@@ -107,10 +107,10 @@ def schedule(moves: Iterable[Move], limit_bytes: int) -> Iterator[Batch]:
     run: tuple[int, int, int] | None = None
     for number, move in ordered:
         source = move.sources[0]
-        wide = max(move.sources[0].info.size_bytes, max(t.info.size_bytes for t in move.targets))
+        wide = max(source.info.size_bytes, max(t.info.size_bytes for t in move.targets))
+        small = len(move.sources) == 1 and wide <= limit_bytes
         # Only a part in the tensor's own order stands for it: not a deinterleaved or padded one.
-        plain = len(move.sources) == 1 and geometry(move).sources[0].whole_row
-        small = plain and wide <= limit_bytes
+        small = small and geometry(move).sources[0].whole_row
         joins = (
             small
             and run is not None

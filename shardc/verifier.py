@@ -28,7 +28,7 @@ from shardc.compare import (
     read_bytes,
 )
 from shardc.errors import CheckpointError, Problem, VerifyError
-from shardc.header import Header, read_header
+from shardc.header import Header, TensorInfo, read_header
 from shardc.index import Index, file_digest, metadata_problems
 from shardc.kept import carried_problems, kept_problems
 from shardc.shardset import ShardSet, open_shard_set
@@ -119,6 +119,7 @@ class _Check:
         self.problems: list[Problem] = []
         self.file_count = 0
         self.checked_bytes = 0
+        self._infos: dict[Path, dict[str, TensorInfo]] = {}
 
     def _say(self, where: Path | str, what: str) -> None:
         self.problems.append(Problem(str(where), what))
@@ -244,15 +245,26 @@ class _Check:
                 continue
             parts = []
             for shard in tensor.shards:
-                header = opened.get(shard.file)
-                held = () if header is None else header.tensors
-                info = next((t for t in held if t.name == tensor_name), None)
-                if header is not None and info is not None:
-                    stored = StoredRows(folder / shard.file, header.data_start, info, dim)
+                stored = self._stored(folder, opened, shard.file, tensor_name, dim)
+                if stored is not None:
                     parts.append((stored, global_rows(shard.ranges or ())))
             reason = copies_difference(parts)
             if reason is not None:
                 self._say(folder, f"tensor {tensor_name!r}: {reason}")
+
+    def _stored(
+        self, folder: Path, opened: dict[str, Header], file: str, tensor: str, dim: int
+    ) -> StoredRows | None:
+        """A tensor in one of the opened files; None where file or tensor is absent."""
+        header = opened.get(file)
+        if header is None:
+            return None
+        path = folder / file
+        infos = self._infos.get(path)
+        if infos is None:
+            infos = self._infos[path] = {info.name: info for info in header.tensors}
+        info = infos.get(tensor)
+        return None if info is None else StoredRows(path, header.data_start, info, dim)
 
     def count(self, size: int) -> None:
         self.checked_bytes += size
@@ -284,13 +296,9 @@ class _Check:
             file = component.files[full.stored[0].file]
             whole = StoredRows(file.path, file.data_start, full.stored[0].info, dim)
             for rank, shard in enumerate(tensor.shards):
-                header = opened.get(shard.file)
-                if header is None or not self._wanted(index.files[shard.file].rank):
+                part = self._stored(folder, opened, shard.file, tensor_name, dim)
+                if part is None:
                     continue
-                info = next((t for t in header.tensors if t.name == tensor_name), None)
-                if info is None:
-                    continue
-                part = StoredRows(folder / shard.file, header.data_start, info, dim)
                 rows: Rows | None = None
                 if tensor.placement.dim is not None:
                     rows = expected_rows(tensor.placement, tensor.shape[dim], index.tp, rank)

@@ -175,10 +175,7 @@ def read_headers(folder: Path, weights: Weights) -> dict[str, Header]:
             problems += error.problems
     holder: dict[str, str] = {}
     for name, header in headers.items():
-        if "shardc" in header.metadata or "DCP_SHARDING_INFO" in header.metadata:
-            problems.append(
-                Problem(str(folder / name), "its metadata says that it is one rank's shard")
-            )
+        problems += rank_shard_problems(folder / name, header)
         for tensor in header.tensors:
             if tensor.name in holder:
                 problems.append(
@@ -193,6 +190,13 @@ def read_headers(folder: Path, weights: Weights) -> dict[str, Header]:
     if problems:
         raise CheckpointError(problems)
     return headers
+
+
+def rank_shard_problems(path: Path, header: Header) -> list[Problem]:
+    """What a file's own metadata has against reading it as a full checkpoint's."""
+    if "shardc" in header.metadata or "DCP_SHARDING_INFO" in header.metadata:
+        return [Problem(str(path), "its metadata says that it is one rank's shard")]
+    return []
 
 
 def _index_problems(folder: Path, index: str, holder: Mapping[str, str]) -> list[Problem]:

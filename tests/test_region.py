@@ -1,4 +1,4 @@
-"""Boxes, their runs in memory, and what counts as a tiling; numpy is the judge."""
+"""Boxes, and what counts as a tiling; numpy is the judge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardc.region import Region, contiguous_runs, tiling_problem
+from shardc.region import Region, tiling_problem
 
 
 @st.composite
@@ -23,28 +23,6 @@ def boxes(draw: st.DrawFn) -> tuple[Region, tuple[int, ...]]:
 
 def at(array: np.ndarray[Any, Any], region: Region) -> np.ndarray[Any, Any]:
     return array[tuple(slice(a, b) for a, b in zip(region.start, region.stop, strict=True))]
-
-
-@given(boxes())
-def test_runs_are_the_elements_in_order(case: tuple[Region, tuple[int, ...]]) -> None:
-    region, shape = case
-    full = np.arange(math.prod(shape)).reshape(shape)
-    runs = list(contiguous_runs(region, shape))
-    found = [n for offset, length in runs for n in range(offset, offset + length)]
-    assert found == at(full, region).reshape(-1).tolist()
-    assert all(length > 0 for _, length in runs)
-
-
-@given(boxes())
-def test_whole_trailing_dims_join(case: tuple[Region, tuple[int, ...]]) -> None:
-    """As few runs as the outermost cut dim and those before it make."""
-    region, shape = case
-    if not region.size:
-        assert list(contiguous_runs(region, shape)) == []
-        return
-    whole = [a == 0 and b == n for a, b, n in zip(region.start, region.stop, shape, strict=True)]
-    cut = max((d for d, full in enumerate(whole) if not full), default=0)
-    assert len(list(contiguous_runs(region, shape))) == math.prod(region.shape[:cut])
 
 
 @given(boxes(), boxes())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,47 +17,34 @@ from shardc.cli.options import (
     quiet_option,
     resource_options,
     resources,
+    stacked,
 )
 from shardc.cli.output import progress, reporting, say_json
 
+if TYPE_CHECKING:
+    from shardc.builder import BuildReport, Resources
 
-def _total(path: Path) -> int:
-    from shardc.shardset import open_shard_set
-
-    indexes = open_shard_set(path).components.values()
-    return sum(file.size for index in indexes for file in index.files.values())
+output_options = stacked(out_option, resource_options, force_option, json_option, quiet_option)
 
 
-@click.command()
-@click.argument("shards", metavar="OUT", type=PATH)
-@out_option
-@resource_options
-@force_option
-@json_option
-@quiet_option
-@reporting
-def merge(
+def _convert(
+    what: str,
     shards: Path,
-    out: Path,
+    convert: Callable[[Resources], BuildReport],
+    *,
     no_fsync: bool,
     workers: int | None,
     memory: int,
-    force: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Give back the full checkpoint of shard set OUT, bit for bit, without the source.
+    """Run one of the two conversions, with its progress and its closing table or document."""
+    from shardc.shardset import open_shard_set
 
-    \b
-    Example:
-      shardc merge klein-tp8 -o klein-again
-    """
-    from shardc import api
-
-    with progress("merge", _total(shards), quiet=quiet or as_json) as advance:
-        report = api.merge(
-            shards, out, resources=resources(no_fsync, workers, memory, advance), force=force
-        )
+    indexes = open_shard_set(shards).components.values()
+    total = sum(file.size for index in indexes for file in index.files.values())
+    with progress(what, total, quiet=quiet or as_json) as advance:
+        report = convert(resources(no_fsync, workers, memory, advance))
     if as_json:
         say_json({"ok": True, **report.to_json()})
     elif not quiet:
@@ -64,26 +53,33 @@ def merge(
 
 @click.command()
 @click.argument("shards", metavar="OUT", type=PATH)
+@output_options
+@reporting
+def merge(shards: Path, out: Path, force: bool, **options: Any) -> None:
+    """Give back the full checkpoint of shard set OUT, bit for bit, without the source.
+
+    \b
+    Example:
+      shardc merge klein-tp8 -o klein-again
+    """
+    from shardc import api
+
+    _convert(
+        "merge",
+        shards,
+        lambda resources: api.merge(shards, out, resources=resources, force=force),
+        **options,
+    )
+
+
+@click.command()
+@click.argument("shards", metavar="OUT", type=PATH)
 @click.option(
     "--tp", type=click.IntRange(min=1), required=True, metavar="M", help="The new degree."
 )
-@out_option
-@resource_options
-@force_option
-@json_option
-@quiet_option
+@output_options
 @reporting
-def reshard(
-    shards: Path,
-    tp: int,
-    out: Path,
-    no_fsync: bool,
-    workers: int | None,
-    memory: int,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def reshard(shards: Path, tp: int, out: Path, force: bool, **options: Any) -> None:
     """Make shard set OUT one of another degree, without the source.
 
     The result has the very bytes of a build of the source at that degree.
@@ -94,11 +90,9 @@ def reshard(
     """
     from shardc import api
 
-    with progress("reshard", _total(shards), quiet=quiet or as_json) as advance:
-        report = api.reshard(
-            shards, out, tp, resources=resources(no_fsync, workers, memory, advance), force=force
-        )
-    if as_json:
-        say_json({"ok": True, **report.to_json()})
-    elif not quiet:
-        show_build(report)
+    _convert(
+        "reshard",
+        shards,
+        lambda resources: api.reshard(shards, out, tp, resources=resources, force=force),
+        **options,
+    )
