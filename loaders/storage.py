@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 import xxhash
 
-from shardc.errors import CheckpointError, Problem, ShardSetError
-from shardc.header import Header, TensorInfo, read_header
-from shardc.index import Index, metadata_problems, pieces_of
+from shardc.errors import Problem, ShardSetError
+from shardc.header import Header, TensorInfo
+from shardc.index import Index, local_shape
 from shardc.loaders import devices
 from shardc.loaders.devices import DeviceError
 from shardc.loaders.pages import ReadAhead, Span
 from shardc.loaders.reads import DirectFile, Reads, choose
-from shardc.shardset import ShardSet, open_shard_set
+from shardc.shardset import ShardSet, open_shard_set, read_shard_headers
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -130,39 +130,16 @@ def open_rank(folder: Path, index: Index, rank: int) -> dict[str, tuple[MappedFi
     Raises ShardSetError naming each file that is missing, damaged or another set's, and each
     tensor that is not what the index says.
     """
-    problems: list[Problem] = []
-    files: dict[str, MappedFile] = {}
-    for name, entry in index.files.items():
-        if entry.rank not in (None, rank):
-            continue
-        path = folder / name
-        if not path.is_file():
-            problems.append(
-                Problem(str(path), f"is missing, and rank {rank} needs it", "fetch it again")
-            )
-            continue
-        try:
-            header = read_header(path)
-        except CheckpointError as error:
-            problems += error.problems
-            continue
-        if header.file_bytes != entry.size:
-            problems.append(
-                Problem(str(path), f"has {header.file_bytes} bytes, the index says {entry.size}")
-            )
-        problems += [
-            Problem(str(path), r) for r in metadata_problems(index, entry, header.metadata)
-        ]
-        files[name] = MappedFile.open(path, header)
+    own = [name for name, entry in index.files.items() if entry.rank in (None, rank)]
+    headers, problems = read_shard_headers(folder, index, own, rank=rank)
     if problems:
         raise ShardSetError(problems)
+    files = {name: MappedFile.open(folder / name, header) for name, header in headers.items()}
     infos = {name: {t.name: t for t in file.header.tensors} for name, file in files.items()}
     held: dict[str, tuple[MappedFile, TensorInfo]] = {}
     for name, tensor in index.tensors.items():
         shard = tensor.shards[rank if tensor.placement.dim is not None else 0]
-        shape = list(tensor.shape)
-        if tensor.placement.dim is not None:
-            shape[tensor.placement.dim] = sum(piece.length for piece in pieces_of(shard))
+        shape = local_shape(tensor, shard)
         info = infos.get(shard.file, {}).get(name)
         if info is None or (info.dtype, list(info.shape)) != (tensor.dtype, shape):
             has = None if info is None else f"{info.dtype} {list(info.shape)}"

@@ -183,6 +183,14 @@ def pieces_of(shard: ShardEntry) -> tuple[Piece, ...]:
     )
 
 
+def local_shape(tensor: TensorEntry, shard: ShardEntry) -> list[int]:
+    """The shape that one shard of a tensor has, padding included."""
+    shape = list(tensor.shape)
+    if tensor.placement.dim is not None:
+        shape[tensor.placement.dim] = sum(piece.length for piece in pieces_of(shard))
+    return shape
+
+
 def file_digest(header: bytes, tensor_digests: Iterable[str]) -> str:
     """A shard file's digest: XXH3-128 of its header, then of its tensors' digests in data order.
 

@@ -20,8 +20,8 @@ from shardc.checkpoint import (
     spans,
 )
 from shardc.errors import CheckpointError, Problem, ShardSetError
-from shardc.header import TensorInfo, parse_json, read_header
-from shardc.index import Index, TensorEntry, metadata_problems, pieces_of, read_index
+from shardc.header import Header, TensorInfo, parse_json, read_header
+from shardc.index import Index, TensorEntry, local_shape, metadata_problems, pieces_of, read_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,41 @@ def open_shard_set(path: Path) -> ShardSet:
     return ShardSet(path, {name: read_index(path / name / INDEX_NAME) for name in found})
 
 
+def read_shard_headers(
+    folder: Path, index: Index, names: Iterable[str], *, rank: int | None = None
+) -> tuple[dict[str, Header], list[Problem]]:
+    """The headers of these files of a component, and all that stands against them.
+
+    A problem is a file that is missing (`rank`: whose need of it to name), damaged, of another
+    size than the index says, or another set's.
+    """
+    headers: dict[str, Header] = {}
+    problems: list[Problem] = []
+    for name in names:
+        path, entry = folder / name, index.files[name]
+        if not path.is_file():
+            missing = Problem(str(path), "is missing")
+            if rank is not None:
+                what = f"is missing, and rank {rank} needs it"
+                missing = Problem(str(path), what, "fetch it again")
+            problems.append(missing)
+            continue
+        try:
+            header = read_header(path)
+        except CheckpointError as error:
+            problems += error.problems
+            continue
+        if header.file_bytes != entry.size:
+            what = f"has {header.file_bytes} bytes, the index says {entry.size}"
+            problems.append(Problem(str(path), what))
+        problems += [
+            Problem(str(path), reason)
+            for reason in metadata_problems(index, entry, header.metadata)
+        ]
+        headers[name] = header
+    return headers, problems
+
+
 def as_component(shard_set: ShardSet, name: str) -> Component:
     """A sharded component as a checkpoint's: each tensor stored in parts, copies left out.
 
@@ -62,30 +97,15 @@ def as_component(shard_set: ShardSet, name: str) -> Component:
     numbers: dict[str, int] = {}
     infos: dict[tuple[str, str], TensorInfo] = {}
     problems: list[Problem] = []
-    for number, (file_name, entry) in enumerate(index.files.items()):
-        where = str(folder / file_name)
-        if not (folder / file_name).is_file():
-            problems.append(Problem(where, "is missing"))
-            continue
-        try:
-            header = read_header(folder / file_name)
-        except CheckpointError as error:
-            problems += error.problems
-            continue
-        if header.file_bytes != entry.size:
-            problems.append(
-                Problem(where, f"has {header.file_bytes} bytes, the index says {entry.size}")
-            )
-        problems += [
-            Problem(where, reason) for reason in metadata_problems(index, entry, header.metadata)
-        ]
+    headers, found = read_shard_headers(folder, index, list(index.files))
+    if found:
+        raise ShardSetError(found)
+    for number, (file_name, header) in enumerate(headers.items()):
         numbers[file_name] = number
         files.append(
             SourceFile(file_name, folder / file_name, header.data_start, header.file_bytes)
         )
         infos.update(((file_name, tensor.name), tensor) for tensor in header.tensors)
-    if problems:
-        raise ShardSetError(problems)
     tensors = []
     for tensor_name, tensor in index.tensors.items():
         parts, reasons = _parts(tensor_name, tensor, numbers, infos)
@@ -139,9 +159,7 @@ def _parts(
         if info is None:
             reasons.append(f"{shard.file} lacks tensor {name!r}")
             continue
-        expected = list(tensor.shape)
-        if dim is not None:
-            expected[dim] = sum(piece.length for piece in pieces_of(shard))
+        expected = local_shape(tensor, shard)
         if info.dtype != tensor.dtype or list(info.shape) != expected:
             reasons.append(
                 f"{shard.file} holds {name!r} as {info.dtype} {list(info.shape)}, "

@@ -27,11 +27,11 @@ from shardc.compare import (
     global_rows,
     read_bytes,
 )
-from shardc.errors import CheckpointError, Problem, VerifyError
-from shardc.header import Header, TensorInfo, read_header
-from shardc.index import Index, file_digest, metadata_problems
+from shardc.errors import Problem, VerifyError
+from shardc.header import Header, TensorInfo
+from shardc.index import Index, file_digest
 from shardc.kept import carried_problems, kept_problems
-from shardc.shardset import ShardSet, open_shard_set
+from shardc.shardset import ShardSet, open_shard_set, read_shard_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +130,14 @@ class _Check:
     def files(self, name: str, index: Index) -> dict[str, Header]:
         """Names, sizes, headers, config and manifest against the index."""
         folder = self._set.folder(name)
-        opened: dict[str, Header] = {}
         present = {entry.name for entry in folder.iterdir()}
         for stray in sorted(present - set(index.files)):
             if stray.endswith((".safetensors", ".safetensors.index.json")):
                 self._say(folder / stray, "does not belong to the shard set")
-        for file_name, entry in index.files.items():
-            if not self._wanted(entry.rank):
-                continue
-            self.file_count += 1
-            path = folder / file_name
-            if file_name not in present:
-                self._say(path, "is missing")
-                continue
-            try:
-                header = read_header(path)
-            except CheckpointError as error:
-                self.problems += error.problems
-                continue
-            if header.file_bytes != entry.size:
-                self._say(path, f"has {header.file_bytes} bytes, the index says {entry.size}")
-            for reason in metadata_problems(index, entry, header.metadata):
-                self._say(path, reason)
-            opened[file_name] = header
+        wanted = [n for n, entry in index.files.items() if self._wanted(entry.rank)]
+        self.file_count += len(wanted)
+        opened, problems = read_shard_headers(folder, index, wanted)
+        self.problems += problems
         self._headers(folder, index, opened)
         if not (folder / CONFIG).is_file():
             self._say(folder / CONFIG, "is missing")
