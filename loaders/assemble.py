@@ -20,7 +20,7 @@ from shardc.header import TensorInfo
 from shardc.index import Index
 from shardc.loaders import devices
 from shardc.loaders.group import Ranks
-from shardc.loaders.parallel import gather_tied
+from shardc.loaders.parallel import gather_rows
 from shardc.loaders.reads import Reads
 from shardc.loaders.storage import DTYPES, MappedFile, place_on
 
@@ -140,7 +140,7 @@ def tie_heads(model: nn.Module, library: str, index: Index, ranks: Ranks) -> Non
     for absent, present in tie(model, library).items():
         entry = index.tensors[present]
         if entry.style == "vocab_parallel":
-            gather_tied(model.get_submodule(absent.rpartition(".")[0]), entry.shape[0], ranks.group)
+            gather_rows(model.get_submodule(absent.rpartition(".")[0]), entry.shape[0], ranks.group)
         elif entry.placement.dim is not None:
             what = f"shares its weight with {present}, which is sharded {entry.style}"
             raise ShardSetError(Problem(absent, what, "rename it in the checkpoint, then build"))

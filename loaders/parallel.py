@@ -1,92 +1,36 @@
 """The TP runtime: plain local tensors, and the few layers that must speak with the other ranks.
 
 Nothing here knows an architecture: the index says each tensor's style, the manifest stored with
-the set which attributes are a rank's own.
+the set what else a module must compute as a rank's own.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch import nn
-from torch.nn import functional
 
 from shardc import pattern
 from shardc.errors import Problem, ShardSetError
 from shardc.expression import ExpressionError
 from shardc.index import Index, TensorEntry
-from shardc.manifest import Manifest
+from shardc.loaders import layers
+from shardc.loaders.layers import CONVOLUTIONS, mix
+from shardc.manifest import ROWWISE, Local, Manifest
 from shardc.placing import Dims
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# torch 2.13 renamed it
-_all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
-
 # Styles whose layers need nothing but their own slice.
-SILENT = frozenset({"colwise", "packed_colwise", "replicate"})
+SILENT = frozenset({"colwise", "packed_colwise"})
 
 
-def reduce(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Sum over the ranks; a functional collective, so that a compiler can trace it."""
-    return _wait(collectives.all_reduce(x, "sum", group))
-
-
-def gather(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """All ranks' parts of the last dim, in rank order."""
-    return _wait(_all_gather(x.contiguous(), x.dim() - 1, group))
-
-
-def _wait(x: torch.Tensor) -> torch.Tensor:
-    done: torch.Tensor = collectives.wait_tensor(x)  # type: ignore[no-untyped-call]
-    return done
-
-
-class RowwiseLinear(nn.Linear):
-    """This rank's input columns; the partial sums are reduced, then the bias is added once."""
-
-    shardc_group: ProcessGroup
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = reduce(functional.linear(x, self.weight), self.shardc_group)
-        return y if self.bias is None else y + self.bias
-
-
-class GatheredLinear(nn.Linear):
-    """This rank's output rows, gathered to the full `shardc_width` (padding is cut off)."""
-
-    shardc_group: ProcessGroup
-    shardc_width: int
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = gather(functional.linear(x, self.weight, self.bias), self.shardc_group)
-        return y[..., : self.shardc_width]
-
-
-class VocabParallel:
-    """Mixed into an embedding's class: rows of other ranks embed to zero, then all is summed."""
-
-    shardc_group: ProcessGroup
-    shardc_first: int
-    weight: torch.Tensor
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        local = ids - self.shardc_first
-        mine = (local >= 0) & (local < self.weight.shape[0])
-        # the class's own forward: Gemma scales in it
-        y: torch.Tensor = super().forward(local.where(mine, 0))  # type: ignore[misc]
-        return reduce(y * mine.unsqueeze(-1).to(y.dtype), self.shardc_group)
-
-
-def _as(module: nn.Module, cls: type[nn.Module], group: ProcessGroup, **facts: Any) -> None:
-    """Give a layer its parallel class in place: names, hooks and parameters stay."""
-    module.__class__ = cls
-    for name, value in {"shardc_group": group, **facts}.items():
-        object.__setattr__(module, name, value)
+class Misfit(Exception):
+    """Why a layer cannot be made to speak as its style demands."""
 
 
 def parallelize(
@@ -98,56 +42,158 @@ def parallelize(
     """
     problems: list[Problem] = []
     modules = dict(model.named_modules())
+    wired: set[int] = set()  # one module may have several names
     for name, entry in index.tensors.items():
-        owner, _, kind = name.rpartition(".")
-        if entry.placement.dim is None or kind != "weight":
+        owner, _, leaf = name.rpartition(".")
+        module = modules[owner]
+        if entry.placement.dim is None or leaf == "bias" or (wired and id(module) in wired):
             continue
-        reason = _wire(modules[owner], entry, rank, group)
-        if reason is not None:
-            problems.append(Problem(owner, reason))
-    problems += _set_locals(modules, manifest, dims)
+        try:
+            if leaf == "weight":
+                wired.add(id(module))
+                _wire(module, entry, rank, group)
+            elif entry.style not in SILENT:
+                raise Misfit(f"{entry.style} is not for the raw parameter {leaf!r}")
+        except Misfit as misfit:
+            problems.append(Problem(owner, str(misfit)))
+    problems += _localize(modules, manifest, dims, rank, group)
     if problems:
         raise ShardSetError(problems)
 
 
-def _wire(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup) -> str | None:
+def _wire(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup) -> None:
     style = entry.style
-    linear = type(module) is nn.Linear
-    if style in ("rowwise", "packed_rowwise"):
-        if not linear:
-            return f"{style} is not supported for a {type(module).__name__}"
-        _as(module, RowwiseLinear, group)
-    elif style == "colwise_gather":
-        if not linear:
-            return f"{style} is not supported for a {type(module).__name__}"
-        _as(module, GatheredLinear, group, shardc_width=entry.shape[0])
-    elif style == "vocab_parallel":
-        if not isinstance(module, nn.Embedding):
-            return f"{style} is not supported for a {type(module).__name__}"
-        own = type(module)
-        cls = type(f"VocabParallel{own.__name__}", (VocabParallel, own), {})
-        local = module.weight.shape[0]
-        _as(module, cls, group, shardc_first=rank * local)
-        module.num_embeddings, module.padding_idx = local, None
-        return None
+    if style == "sharded_norm":
+        _wire_norm(module, entry, group)
+    elif _is_plain(module, nn.Linear):
+        _wire_linear(module, entry, group)
+    elif isinstance(module, CONVOLUTIONS) and _is_plain(module, type(module)):
+        _wire_convolution(module, entry, group)
+    elif isinstance(module, nn.Embedding):
+        _wire_embedding(module, entry, rank, group)
     elif style not in SILENT:
-        return f"this release's runtime has no style {style}"
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-    return None
+        raise Misfit(f"{style} is not supported for a {type(module).__name__}")
 
 
-def gather_tied(module: nn.Module, width: int, group: ProcessGroup) -> None:
-    """An output head that shares its weight with a vocab-parallel embedding."""
-    _as(module, GatheredLinear, group, shardc_width=width)
+def _is_plain(module: nn.Module, cls: type[nn.Module]) -> bool:
+    """Whether a layer computes what `cls` does, so that its forward may be replaced."""
+    of_torch = next(c for c in (nn.Linear, *CONVOLUTIONS, cls) if issubclass(cls, c))
+    return isinstance(module, of_torch) and type(module).forward is of_torch.forward
 
 
-def _set_locals(
-    modules: Mapping[str, nn.Module], manifest: Manifest, dims: Dims
+def _expect_dim(entry: TensorEntry, rowwise: bool) -> None:
+    wanted = 1 if rowwise else 0
+    if entry.placement.dim != wanted:
+        raise Misfit(f"{entry.style} cuts dim {wanted} of its weight, not {entry.placement.dim}")
+
+
+def _wire_linear(module: nn.Module, entry: TensorEntry, group: ProcessGroup) -> None:
+    assert isinstance(module, nn.Linear)
+    _expect_dim(entry, entry.style in ROWWISE)
+    if entry.style in ROWWISE:
+        mix(module, layers.RowwiseLinear, group)
+    elif entry.style == "colwise_gather":
+        gather_rows(module, entry.shape[0], group)
+    elif entry.style not in SILENT:
+        raise Misfit(f"{entry.style} is not supported for a Linear")
+    module.out_features, module.in_features = module.weight.shape
+
+
+def _wire_convolution(module: nn.Module, entry: TensorEntry, group: ProcessGroup) -> None:
+    assert isinstance(module, CONVOLUTIONS)
+    _expect_dim(entry, entry.style in ROWWISE)
+    rows, groups = module.weight.shape[0], module.groups
+    if entry.style in SILENT:
+        if groups * rows % entry.shape[0]:
+            raise Misfit(f"{rows} of {entry.shape[0]} channels cut one of its {groups} groups")
+        if groups > 1:
+            module.groups = groups * rows // entry.shape[0]
+            module.in_channels = module.in_channels * rows // entry.shape[0]
+    elif groups > 1:
+        raise Misfit(f"{entry.style} is not supported for a convolution of {groups} groups")
+    elif entry.style in ROWWISE:
+        mix(module, layers.RowwiseConvolution, group)
+        module.in_channels = module.weight.shape[1]
+    elif entry.style == "colwise_gather":
+        dim = 1 - module.weight.dim()
+        mix(module, layers.Gathered, group, shardc_width=entry.shape[0], shardc_dim=dim)
+    else:
+        raise Misfit(f"{entry.style} is not supported for a convolution")
+    module.out_channels = rows
+
+
+def _wire_embedding(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup) -> None:
+    assert isinstance(module, nn.Embedding)
+    local = module.weight.shape[0]
+    if entry.style == "vocab_parallel":
+        mix(module, layers.VocabParallel, group, shardc_first=rank * local)
+        module.num_embeddings, module.padding_idx = local, None
+    elif entry.style not in SILENT or entry.placement.dim != 1:
+        raise Misfit(
+            f"{entry.style} of dim {entry.placement.dim} is not supported for an Embedding"
+        )
+    else:
+        module.embedding_dim = module.weight.shape[1]
+
+
+def _wire_norm(module: nn.Module, entry: TensorEntry, group: ProcessGroup) -> None:
+    kind = type(module).__name__
+    weight = getattr(module, "weight", None)
+    assert isinstance(weight, torch.Tensor)
+    local, width = weight.shape[0], entry.shape[0]
+    if isinstance(module, nn.GroupNorm):
+        if module.num_groups * local % width:
+            raise Misfit(f"{local} of {width} channels cut one of its {module.num_groups} groups")
+        module.num_groups, module.num_channels = module.num_groups * local // width, local
+        return
+    mixin = layers.ShardedRMSNorm if "RMS" in kind else layers.ShardedLayerNorm
+    eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    for name in ("normalized_shape", "dim"):
+        if isinstance(getattr(module, name, None), tuple):
+            setattr(module, name, (local,))
+    count = local * group.size()
+    if not _computes(module, mixin, eps, local):
+        raise Misfit(f"a {kind} does not compute what {mixin.__name__} does")
+    mix(module, mixin, group, shardc_count=count, shardc_eps=eps)
+
+
+def _computes(
+    module: nn.Module, mixin: type[layers.ShardedNorm], eps: float | None, width: int
+) -> bool:
+    """Whether a norm's own forward, over its local width, is the formula that replaces it."""
+    probe = copy.copy(module)
+    generator = torch.Generator().manual_seed(0)
+    draws: dict[str, Any] = {
+        name: None if p is None else nn.Parameter(torch.rand(p.shape, generator=generator))
+        for name, p in module._parameters.items()
+    }
+    object.__setattr__(probe, "_parameters", draws)
+    x = torch.randn(3, width, generator=generator)
+    with torch.no_grad():
+        y = x - x.mean(-1, keepdim=True) if mixin is layers.ShardedLayerNorm else x
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + (eps or 0.0)) * draws["weight"]
+        bias = draws.get("bias")
+        y = y if bias is None else y + bias
+        return torch.allclose(probe(x), y, rtol=1e-4, atol=1e-4)
+
+
+def gather_rows(module: nn.Module, width: int, group: ProcessGroup) -> None:
+    """A Linear's outputs, of which each rank computes its rows, become all of them."""
+    mix(module, layers.Gathered, group, shardc_width=width, shardc_dim=-1)
+
+
+def _localize(
+    modules: Mapping[str, nn.Module],
+    manifest: Manifest,
+    dims: Dims,
+    rank: int,
+    group: ProcessGroup,
 ) -> Iterable[Problem]:
     names = [tuple(name.split(".")) for name in modules]
     for number, local in enumerate(manifest.locals, 1):
         where = f"{manifest.name}: local {number}"
+        if not dims.applies(local):
+            continue
         found = set()
         for text in local.patterns:
             expanded = pattern.expand(text, manifest.prefixes)
@@ -162,7 +208,27 @@ def _set_locals(
                 yield Problem(where, str(error))
                 continue
             for name in sorted(found):
-                if not isinstance(getattr(modules[name], attribute, None), int):
+                if not _set(modules[name], attribute, value):
                     yield Problem(where, f"{name} has no integer attribute {attribute!r}")
-                else:
-                    setattr(modules[name], attribute, value)
+        for name in sorted(found):
+            _share_output(modules[name], local, rank, group)
+
+
+def _set(module: nn.Module, attribute: str, value: int) -> bool:
+    owner: Any = module
+    *path, last = attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    known = getattr(owner, last, None)
+    if not isinstance(known, int) or isinstance(known, bool):
+        return False
+    setattr(owner, last, value)
+    return True
+
+
+def _share_output(module: nn.Module, local: Local, rank: int, group: ProcessGroup) -> None:
+    if local.slice_ is not None:
+        facts = {"shardc_slice": local.slice_, "shardc_rank": rank, "shardc_ranks": group.size()}
+        mix(module, layers.Sliced, group, **facts)
+    if local.reduce:
+        mix(module, layers.Reduced, group)

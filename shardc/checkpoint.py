@@ -12,7 +12,15 @@ import xxhash
 from shardc.errors import CheckpointError, Problem
 from shardc.header import Header, TensorInfo, parse_json, read_header
 from shardc.layout import Piece
-from shardc.weights import FOREIGN, find_weights, rank_shard_problems, read_headers
+from shardc.weights import (
+    ADAPTER_CONFIG,
+    FOREIGN,
+    find_weights,
+    foreign_problems,
+    model_names,
+    read_headers,
+    twins,
+)
 
 INDEX_NAME = "shardc.index.json"
 MODEL_INDEX = "model_index.json"
@@ -55,7 +63,8 @@ class Tensor:
     """A tensor of a checkpoint: global shape, and where its parts along `dim` are stored.
 
     `dim` is None where it is stored whole. `origin` is the number of the file that it comes from
-    in the original checkpoint's identity.
+    in the original checkpoint's identity. `name` is the model's: without what torch's wrappers
+    add; the name that the file has is in `stored`.
     """
 
     name: str
@@ -188,7 +197,7 @@ def _open_file(path: Path) -> Checkpoint:
             Problem(str(path), "not a .safetensors file", "convert it first; nothing is unpickled")
         )
     header = read_header(path)
-    if problems := rank_shard_problems(path, header):
+    if problems := foreign_problems(path, header):
         raise CheckpointError(problems)
     config = _read_config(path.parent, required=True)
     component = _component("", path.parent, config, {path.name: header}, None, (CONFIG,), ())
@@ -257,12 +266,17 @@ def _component(
     left_out: tuple[str, ...],
 ) -> Component:
     files, origins, tensors = [], [], []
+    names = model_names(path, headers)
+    others = twins(headers, names)
     for number, (file_name, header) in enumerate(sorted(headers.items())):
         files.append(SourceFile(file_name, path / file_name, header.data_start, header.file_bytes))
         origins.append(Origin(file_name, header.file_bytes, _header_digest(header)))
         for info in header.tensors:
             stored = (Stored(number, info, None),)
-            tensors.append(Tensor(info.name, info.dtype, info.shape, None, stored, number))
+            tensors += [
+                Tensor(called, info.dtype, info.shape, None, stored, number)
+                for called in (names[info.name], *others.get(info.name, ()))
+            ]
     return Component(
         name,
         path,
@@ -321,5 +335,6 @@ def _other_files(path: Path, *, skip: set[str]) -> tuple[tuple[str, ...], tuple[
         if not entry.is_file():
             continue
         is_weights = entry.suffix == ".safetensors" or entry.suffix in FOREIGN
+        is_weights |= entry.name == ADAPTER_CONFIG  # a library would look for the adapter's
         (left_out if is_weights else extras).append(relative.as_posix())
     return tuple(extras), tuple(left_out)

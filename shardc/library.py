@@ -13,14 +13,20 @@ from shardc.manifest import Manifest, parse_manifest
 @cache
 def bundled() -> dict[str, Manifest]:
     """Every bundled manifest by its name (its file's stem), sorted."""
-    found = {}
+    return {
+        name: parse_manifest(text, f"{name}.toml", _texts().get)
+        for name, text in sorted(_texts().items())
+    }
+
+
+@cache
+def _texts() -> dict[str, str]:
     folder = resources.files("shardc.manifests")
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".toml"):
-            found[entry.name.removesuffix(".toml")] = parse_manifest(
-                entry.read_text(encoding="utf-8"), entry.name
-            )
-    return found
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }
 
 
 def for_class(class_name: str | None) -> Manifest | None:
@@ -32,13 +38,20 @@ def for_class(class_name: str | None) -> Manifest | None:
 
 
 def load(name: str) -> Manifest:
-    """A bundled manifest by name, class or class it serves, else the TOML file of that path."""
+    """A bundled manifest by name, or class it serves, else the TOML file of that path."""
     found = bundled().get(name) or for_class(name)
-    if found is not None:
-        return found
-    path = Path(name)
+    return found or parse_manifest(_file_text(name), Path(name).name, _texts().get)
+
+
+def text_of(name: str) -> str:
+    """The same as it is written: its TOML with comments, without what it extends."""
+    found = bundled().get(name) or for_class(name)
+    return _file_text(name) if found is None else _texts()[found.name.removesuffix(".toml")]
+
+
+def _file_text(name: str) -> str:
     try:
-        return parse_manifest(path.read_text(encoding="utf-8"), path.name)
+        return Path(name).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ManifestError(
             Problem(

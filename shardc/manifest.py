@@ -5,20 +5,16 @@ The vocabulary is specified in docs/manifest.md.
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shardc import expression, pattern
+from shardc import document, expression, pattern
 from shardc.errors import ManifestError, Problem
 from shardc.layout import FusedLayout
-
-MAX_MANIFEST_BYTES = 1_000_000
 
 Style = Literal[
     "colwise",
@@ -32,6 +28,9 @@ Style = Literal[
 ]
 Profile = Literal["compact", "native"]
 Size = Annotated[int, Field(ge=0, strict=True)] | Annotated[str, Field(min_length=1)]
+# A value of config.json, or several; null and a missing key are both "null".
+Value = bool | Annotated[int, Field(strict=True)] | float | str
+Condition = dict[str, Value | tuple[Value, ...]]
 
 ROWWISE: frozenset[str] = frozenset({"rowwise", "packed_rowwise"})
 PACKED: frozenset[str] = frozenset({"packed_colwise", "packed_rowwise"})
@@ -42,10 +41,22 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class Rule(_Strict):
-    """Which modules (or raw parameters) lie how. Field by field: docs/manifest.md."""
+class _Entry(_Strict):
+    """What rules and locals have in common."""
 
     match: str | tuple[str, ...]
+    optional: bool = False
+    when: Condition = {}
+    unless: Condition = {}
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.match,) if isinstance(self.match, str) else self.match
+
+
+class Rule(_Entry):
+    """Which modules (or raw parameters) lie how. Field by field: docs/manifest.md."""
+
     style: Style
     blocks: tuple[Size, ...] | None = None
     unit: Size | tuple[Size, ...] = 1
@@ -54,24 +65,15 @@ class Rule(_Strict):
     deinterleave: bool = False
     dim: Annotated[int, Field(strict=True)] | None = None
     pad_to: Size | None = None
-    optional: bool = False
     profile: Profile | None = None
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        return (self.match,) if isinstance(self.match, str) else self.match
 
+class Local(_Entry):
+    """What modules must compute on a rank beside what a style says. docs/manifest.md."""
 
-class Local(_Strict):
-    """Integer attributes of modules that a rank must see as its own share. docs/manifest.md."""
-
-    match: str | tuple[str, ...]
-    set_: Annotated[dict[str, Size], Field(alias="set", min_length=1)]
-    optional: bool = False
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        return (self.match,) if isinstance(self.match, str) else self.match
+    set_: Annotated[dict[str, Size], Field(alias="set")] = {}
+    slice_: Annotated[int | None, Field(alias="slice", strict=True)] = None
+    reduce: Annotated[bool, Field(strict=True)] = False
 
 
 class _Document(_Strict):
@@ -101,44 +103,42 @@ class Manifest:
     prefixes: Mapping[str, tuple[str, ...]]
     rules: tuple[Rule, ...]
     locals: tuple[Local, ...]
-    rule_lines: tuple[int, ...]
+    places: tuple[str, ...]
 
     def where(self, rule: int) -> str:
         """A rule's location, for messages: file, line and number."""
-        return f"{self.name}:{self.rule_lines[rule]} (rule {rule + 1})"
+        return self.places[rule]
 
 
-def parse_manifest(text: str, name: str) -> Manifest:
-    """Parse TOML text; ManifestError lists every problem with its line or key."""
-    if len(text.encode()) > MAX_MANIFEST_BYTES:
-        raise ManifestError(Problem(name, f"larger than {MAX_MANIFEST_BYTES} bytes"))
+def _nothing(name: str) -> None:
+    return None
+
+
+def parse_manifest(text: str, name: str, find: Callable[[str], str | None] = _nothing) -> Manifest:
+    """Parse TOML text; ManifestError lists every problem with its line or key.
+
+    find: the text of a manifest by the name that `extends` uses. A manifest's own `text` has
+    what it extends merged in, so it stands alone.
+    """
+    source = document.read(text, name, find)
     try:
-        raw = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ManifestError(Problem(name, f"not valid TOML: {error}")) from error
-    lines = tuple(
-        number
-        for number, line in enumerate(text.splitlines(), 1)
-        if re.match(r"\s*\[\[\s*rule\s*\]\]", line)
-    )
-    try:
-        document = _Document.model_validate(raw)
+        parsed = _Document.model_validate(source.values)
     except ValidationError as error:
-        raise ManifestError(_schema_problems(error, name, lines)) from error
-    classes = document.class_
+        raise ManifestError(_schema_problems(error, name, source.places)) from error
+    classes = parsed.class_
     manifest = Manifest(
         name=name,
-        text=text,
-        digest=xxhash.xxh3_128_hexdigest(text.encode()),
-        library=document.library,
+        text=source.text,
+        digest=xxhash.xxh3_128_hexdigest(source.text.encode()),
+        library=parsed.library,
         classes=(classes,) if isinstance(classes, str) else classes,
-        keep_in_fp32=document.keep_in_fp32,
-        defaults=document.defaults,
-        dims=document.dims,
-        prefixes=document.prefix,
-        rules=document.rule,
-        locals=document.local,
-        rule_lines=lines if len(lines) == len(document.rule) else (1,) * len(document.rule),
+        keep_in_fp32=parsed.keep_in_fp32,
+        defaults=parsed.defaults,
+        dims=parsed.dims,
+        prefixes=parsed.prefix,
+        rules=parsed.rule,
+        locals=parsed.local,
+        places=source.places,
     )
     problems = _meaning_problems(manifest)
     if problems:
@@ -146,18 +146,18 @@ def parse_manifest(text: str, name: str) -> Manifest:
     return manifest
 
 
-def _schema_problems(error: ValidationError, name: str, lines: tuple[int, ...]) -> list[Problem]:
+def _schema_problems(error: ValidationError, name: str, places: tuple[str, ...]) -> list[Problem]:
     """pydantic's errors, one a place: a union reports every branch that did not fit."""
     seen: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False, include_input=True):
         location = [part for part in item["loc"] if isinstance(part, int) or _is_key(str(part))]
-        line = ""
+        place = name
         if location[:1] == ["rule"] and len(location) > 1 and isinstance(location[1], int):
-            index = location[1]
-            line = f":{lines[index]}" if index < len(lines) else ""
-            location[1] = index + 1
+            place, location = places[location[1]], location[2:]
+        elif location[:1] == ["local"] and len(location) > 1 and isinstance(location[1], int):
+            place, location = f"{name}: local {location[1] + 1}", location[2:]
         where = ".".join(str(part) for part in location)
-        seen.setdefault(f"{name}{line}: {where}", []).append(str(item["msg"]))
+        seen.setdefault(f"{place}: {where}", []).append(str(item["msg"]))
     return [
         Problem(where, " or ".join(dict.fromkeys(m[:1].lower() + m[1:] for m in messages)))
         for where, messages in seen.items()
@@ -192,6 +192,10 @@ def _meaning_problems(manifest: Manifest) -> list[Problem]:
         problems.append(Problem(f"{manifest.name}: class", "names no class"))
     for index, local in enumerate(manifest.locals):
         where = f"{manifest.name}: local {index + 1}"
+        if not local.set_ and local.slice_ is None and not local.reduce:
+            problems.append(Problem(where, "says nothing: set, slice or reduce"))
+        if local.slice_ is not None and local.reduce:
+            problems.append(Problem(where, "slice and reduce contradict each other"))
         for value in local.set_.values():
             expect(value, where)
         problems += _pattern_problems(local.patterns, manifest, where)
@@ -244,7 +248,8 @@ def _rule_problems(rule: Rule) -> list[str]:
     if rule.pad_to is not None and (set(as_tuple(rule.unit)) != {1} or any(as_tuple(rule.repeat))):
         reasons.append("pad_to shares out single rows: it goes with neither unit nor repeat")
     if rule.style == "replicate":
-        extra = rule.model_fields_set - {"match", "style", "optional", "profile"}
+        said = {"match", "style", "optional", "profile", "when", "unless"}
+        extra = rule.model_fields_set - said
         if extra:
             reasons.append(f"replicate takes no {', '.join(sorted(extra))}")
     return reasons

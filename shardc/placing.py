@@ -9,7 +9,9 @@ from typing import Any, Literal
 from shardc import expression
 from shardc.errors import Problem
 from shardc.layout import REPLICATE, Block, PackedShard, Placement, Shard, size_problem
-from shardc.manifest import PACKED, ROWWISE, Manifest, Rule, as_tuple
+from shardc.manifest import PACKED, ROWWISE, Local, Manifest, Rule, Value, as_tuple
+
+NULL = "null"  # how conditions spell a key that is null or missing
 
 
 class Dims:
@@ -39,12 +41,28 @@ class Dims:
                 found.append(Problem(f"{self._manifest.name}: dims.{key}", str(error)))
         return found
 
-    def _lookup(self, name: str) -> Any:
-        if name in self._manifest.dims:
-            return self._nested(name, self._manifest.dims[name])
+    def applies(self, entry: Rule | Local) -> bool:
+        """Whether this config is one that a rule or a local is for: `when` and `unless`."""
+        return all(self._is(k, v) for k, v in entry.when.items()) and not any(
+            self._is(k, v) for k, v in entry.unless.items()
+        )
+
+    def _is(self, name: str, wanted: Value | tuple[Value, ...]) -> bool:
+        value = self._configured(name)
+        if value is None:
+            value = self._manifest.defaults.get(name, NULL)
+        return value in as_tuple(wanted)
+
+    def _configured(self, name: str) -> Any:
         value: Any = self._config
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def _lookup(self, name: str) -> Any:
+        if name in self._manifest.dims:
+            return self._nested(name, self._manifest.dims[name])
+        value = self._configured(name)
         if value is None and name in self._manifest.defaults:
             return self._nested(name, self._manifest.defaults[name])
         if value is None:

@@ -199,7 +199,7 @@ def plan_component(component: Component, manifest: Manifest, options: Options) -
     problems += dims.problems()
     if problems:
         raise PlanError(problems)
-    resolution = resolve(component, manifest, options.profile)
+    resolution = resolve(component, manifest, dims, options.profile)
     placed, misfits = placements(resolution.matches, manifest, dims, options.tp)
     problems += [*resolution.problems, *misfits]
     if problems:

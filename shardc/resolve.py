@@ -39,12 +39,12 @@ class Resolution:
     problems: tuple[Problem, ...]
 
 
-def resolve(component: Component, manifest: Manifest, profile: str) -> Resolution:
-    """Match every tensor with exactly one rule of the profile, or with none (replicate)."""
+def resolve(component: Component, manifest: Manifest, dims: Dims, profile: str) -> Resolution:
+    """Match every tensor with exactly one rule that applies, or with none (replicate)."""
     owners: list[tuple[int, str, str]] = []  # rule, spelling of its prefix, text
     compiled: list[pattern.Components] = []
     for number, rule in enumerate(manifest.rules):
-        if rule.profile not in (None, profile):
+        if rule.profile not in (None, profile) or not dims.applies(rule):
             continue
         for text in rule.patterns:
             for spelling, components in pattern.expand(text, manifest.prefixes):

@@ -23,6 +23,16 @@ _RANKED = re.compile(
     r"-TP-(\d+|common)\b|tp\d+_sharded_checkpoint|model-rank-\d+-part-\d+|^rank-\d+-of-\d+|^rank\d+\."
     r"|^shard-\d+-model-\d+-of-\d+"
 )
+# Low-rank adapters: PEFT's names, diffusers' older ones, kohya's and LyCORIS's.
+_ADAPTER = re.compile(
+    r"(^|\.)(lora_(A|B|up|down|mid|embedding_[AB]|magnitude_vector)"
+    r"|(\w*_)?lora(_linear_layer)?\.(up|down)|hada_w\d_[ab]|lokr_w\d(_[ab])?)(\.|$)"
+)
+ADAPTER_FILES = frozenset({"adapter_model.safetensors", "pytorch_lora_weights.safetensors"})
+ADAPTER_CONFIG = "adapter_config.json"
+_FUSE = "fuse the adapter into the weights, then build"
+# What torch.compile, FSDP and activation checkpointing put into a name, wherever a module has them.
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _INDEX = re.compile(r"^(?P<stem>.+)\.safetensors\.index(\.(?P<variant>[^.]+))?\.json$")
 _PART = re.compile(r"-\d{5}-of-\d{5}")
 
@@ -96,6 +106,8 @@ def _nothing_chosen(
     if variant is not None and variant not in known:
         have = ", ".join(v or "(none)" for v in sorted(known, key=str))
         return Problem(str(folder), f"no weights of variant {variant!r}; there are: {have}")
+    if adapters := [name for name in names if name in ADAPTER_FILES]:
+        return Problem(str(folder), f"{adapters[0]} is an adapter, not a model's weights", _FUSE)
     return Problem(
         str(folder),
         f"{names[0]} has no name that diffusers or transformers would load",
@@ -152,7 +164,9 @@ def _complete(
     if variant is not None:  # the plain weights beside the chosen variant
         left_out += [name for name in others if variant_of(name) is None and name.startswith(STEMS)]
     problems += [
-        Problem(
+        Problem(str(folder), f"{name} is an adapter: it would not be applied", _FUSE)
+        if name in ADAPTER_FILES
+        else Problem(
             str(folder),
             f"{name} is a stray weight file: {index or chosen[0]} does not account for it",
             "move it away if it is not part of the model",
@@ -175,7 +189,7 @@ def read_headers(folder: Path, weights: Weights) -> dict[str, Header]:
             problems += error.problems
     holder: dict[str, str] = {}
     for name, header in headers.items():
-        problems += rank_shard_problems(folder / name, header)
+        problems += foreign_problems(folder / name, header)
         for tensor in header.tensors:
             if tensor.name in holder:
                 problems.append(
@@ -192,11 +206,59 @@ def read_headers(folder: Path, weights: Weights) -> dict[str, Header]:
     return headers
 
 
-def rank_shard_problems(path: Path, header: Header) -> list[Problem]:
-    """What a file's own metadata has against reading it as a full checkpoint's."""
+def foreign_problems(path: Path, header: Header) -> list[Problem]:
+    """What a file itself has against reading it as a full checkpoint's."""
     if "shardc" in header.metadata or "DCP_SHARDING_INFO" in header.metadata:
         return [Problem(str(path), "its metadata says that it is one rank's shard")]
+    adapters = [tensor.name for tensor in header.tensors if _ADAPTER.search(tensor.name)]
+    if adapters:
+        what = f"tensor {adapters[0]!r} is an adapter's, one of {len(adapters)}"
+        return [Problem(str(path), what, _FUSE)]
     return []
+
+
+def model_names(folder: Path, headers: Mapping[str, Header]) -> dict[str, str]:
+    """What the model calls each stored tensor: its name without what torch's wrappers add to it.
+
+    CheckpointError where two tensors are one to the model.
+    """
+    names: dict[str, str] = {}
+    stored: dict[str, str] = {}
+    problems = []
+    for file, header in headers.items():
+        for tensor in header.tensors:
+            name = names[tensor.name] = _unwrapped(tensor.name)
+            if name in stored:
+                what = f"tensors {stored[name]!r} and {tensor.name!r} are both the model's {name!r}"
+                problems.append(Problem(str(folder / file), what, "keep the right one"))
+            stored[name] = tensor.name
+    if problems:
+        raise CheckpointError(problems)
+    return names
+
+
+def _unwrapped(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module":  # DataParallel's, which wraps the whole model
+        del parts[0]
+    return ".".join(parts) or name
+
+
+def twins(headers: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, list[str]]:
+    """The other names of stored tensors, as the model has them, that their files' metadata states.
+
+    Source: safetensors.torch.save_model, which stores tied tensors once and notes the others.
+    """
+    found: dict[str, list[str]] = {}
+    present = set(names.values())
+    for header in headers.values():
+        held = {tensor.name for tensor in header.tensors}
+        for other, name in header.metadata.items():
+            alias = _unwrapped(other)
+            if name in held and other != "format" and alias not in present:
+                present.add(alias)
+                found.setdefault(name, []).append(alias)
+    return found
 
 
 def _index_problems(folder: Path, index: str, holder: Mapping[str, str]) -> list[Problem]:

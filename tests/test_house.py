@@ -22,6 +22,7 @@ HOUSE = (
     "layout",
     "expression",
     "pattern",
+    "document",
     "manifest",
     "placing",
     "library",

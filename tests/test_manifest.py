@@ -52,26 +52,26 @@ WRONG = {
     "no class": (HEAD.replace('"TinyModel"', "[]") + RULE, "tiny.toml: class: names no class"),
     "style": (
         HEAD + RULE.replace("colwise", "diagonal"),
-        "tiny.toml:4: rule.1.style: input should be 'colwise', 'rowwise'",
+        "tiny.toml:4 (rule 1): style: input should be 'colwise', 'rowwise'",
     ),
-    "no style": (HEAD + '[[rule]]\nmatch = "m"\n', "tiny.toml:4: rule.1.style: field required"),
+    "no style": (HEAD + '[[rule]]\nmatch = "m"\n', "tiny.toml:4 (rule 1): style: field required"),
     "no match": (
         HEAD + '[[rule]]\nstyle = "colwise"\n',
-        "tiny.toml:4: rule.1.match: field required",
+        "tiny.toml:4 (rule 1): match: field required",
     ),
-    "rule key": (HEAD + RULE + "dims = 0\n", "tiny.toml:4: rule.1.dims: extra inputs are not"),
+    "rule key": (HEAD + RULE + "dims = 0\n", "tiny.toml:4 (rule 1): dims: extra inputs are not"),
     "line of the second rule": (
         HEAD + RULE + "\n" + RULE + "axis = 1\n",
-        "tiny.toml:8: rule.2.axis: extra inputs are not permitted",
+        "tiny.toml:8 (rule 2): axis: extra inputs are not permitted",
     ),
-    "negative block": (HEAD + RULE + "blocks = [-1]\n", "tiny.toml:4: rule.1.blocks.0"),
-    "float block": (HEAD + RULE + "blocks = [1.5]\n", "tiny.toml:4: rule.1.blocks.0"),
+    "negative block": (HEAD + RULE + "blocks = [-1]\n", "tiny.toml:4 (rule 1): blocks.0"),
+    "float block": (HEAD + RULE + "blocks = [1.5]\n", "tiny.toml:4 (rule 1): blocks.0"),
     "dim": (
         HEAD + RULE + 'dim = "1"\n',
-        "tiny.toml:4: rule.1.dim: input should be a valid integer",
+        "tiny.toml:4 (rule 1): dim: input should be a valid integer",
     ),
-    "layout": (HEAD + RULE + 'layout = "woven"\n', "rule.1.layout: input should be 'blocked'"),
-    "profile": (HEAD + RULE + 'profile = "big"\n', "rule.1.profile: input should be 'compact' or"),
+    "layout": (HEAD + RULE + 'layout = "woven"\n', "(rule 1): layout: input should be 'blocked'"),
+    "profile": (HEAD + RULE + 'profile = "big"\n', "(rule 1): profile: input should be 'compact' or"),
     "packed without blocks": (
         HEAD + RULE.replace("colwise", "packed_rowwise"),
         "tiny.toml:4 (rule 1): packed_rowwise needs blocks: the fused pieces along the dim",
@@ -126,7 +126,7 @@ WRONG = {
     ),
     "local sets nothing": (
         HEAD + RULE + '[[local]]\nmatch = "a"\nset = {}\n',
-        "tiny.toml: local.0.set: dictionary should have at least 1 item",
+        "tiny.toml: local 1: says nothing: set, slice or reduce",
     ),
     "replicate with a unit": (
         HEAD + RULE.replace("colwise", "replicate") + "unit = 2\ndim = 0\n",

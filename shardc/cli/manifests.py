@@ -49,9 +49,11 @@ def list_(as_json: bool) -> None:
             ]
         )
         return
-    shown = table("name", "library", "classes", ">rules")
+    shown = table("name", "library", ">rules", "serves also")
+    shown.columns[0].no_wrap = True
     for name, m in found.items():
-        shown.add_row(name, m.library, ", ".join(m.classes), str(len(m.rules)))
+        others = "\n".join(c for c in m.classes if c != name)
+        shown.add_row(name, m.library, str(len(m.rules)), others)
     console().print(shown)
 
 
@@ -67,7 +69,7 @@ def show(name: str) -> None:
     """
     from shardc import library
 
-    click.echo(library.load(name).text, nl=False)
+    click.echo(library.text_of(name), nl=False)
 
 
 @manifest.command()
