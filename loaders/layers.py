@@ -13,6 +13,8 @@ import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch.nn import functional
 
+from shardc.layout import share_of
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -92,16 +94,19 @@ class ShardedNorm(Parallel):
     """A norm over a dim that is cut: its moments are those of all ranks' elements.
 
     `shardc_count` elements are summed over the ranks: the width, times the copies of what repeats.
+    The first `shardc_real` of this rank's are such, the others padding.
     """
 
     shardc_count: int
+    shardc_real: int
     shardc_eps: float | None
     weight: torch.Tensor
     bias: torch.Tensor | None
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """Over the last dim of all ranks, in fp32."""
-        return reduce(x.sum(-1, keepdim=True), self.shardc_group) / self.shardc_count
+        real = x if x.shape[-1] == self.shardc_real else x[..., : self.shardc_real]
+        return reduce(real.sum(-1, keepdim=True), self.shardc_group) / self.shardc_count
 
     def centred(self, x: torch.Tensor) -> torch.Tensor:
         """What is normalized: fp32 in and out."""
@@ -132,9 +137,14 @@ class ShardedLayerNorm(ShardedNorm):
 
 
 class Sliced(Parallel):
-    """This rank's share of each tensor of the output, along `shardc_slice`."""
+    """This rank's share of each tensor of the output, along `shardc_slice`, in whole units.
+
+    shardc_pad: where the units do not divide, the last ranks get zeros.
+    """
 
     shardc_slice: int
+    shardc_unit: int
+    shardc_pad: bool
     shardc_rank: int
     shardc_ranks: int
 
@@ -146,14 +156,21 @@ class Sliced(Parallel):
             return type(output)(self._share(one) for one in output)
         if not isinstance(output, torch.Tensor):
             return output
-        size, ranks = output.shape[self.shardc_slice], self.shardc_ranks
-        if size % ranks:
+        dim, size = self.shardc_slice, output.shape[self.shardc_slice]
+        share = share_of(size // self.shardc_unit, self.shardc_ranks, pad=self.shardc_pad)
+        if size % self.shardc_unit or share is None:
             raise ValueError(
-                f"an output of {list(output.shape)} has no equal shares for {ranks} ranks "
-                f"along dim {self.shardc_slice}"
+                f"an output of {list(output.shape)} has no equal shares for {self.shardc_ranks} "
+                f"ranks along dim {dim} in units of {self.shardc_unit}"
             )
-        each = size // ranks
-        return output.narrow(self.shardc_slice, self.shardc_rank * each, each)
+        each = share[0] * self.shardc_unit
+        start = min(self.shardc_rank * each, size)
+        part = output.narrow(dim, start, min(each, size - start))
+        if part.shape[dim] == each:
+            return part
+        missing = list(part.shape)
+        missing[dim] = each - part.shape[dim]
+        return torch.cat([part, part.new_zeros(missing)], dim)
 
 
 class Reduced(Parallel):

@@ -149,7 +149,7 @@ def load_part(
                 assert mesh is not None
                 dtensor.parallelize(model, plan, mesh, where, folder)
             elif ranks.group is not None and ranks.size > 1:
-                dims = Dims(opened.manifest, opened.config, ranks.size)
+                dims = Dims(opened.manifest, opened.config, ranks.size, pad_heads=index.pad_heads)
                 parallelize(model, index, opened.manifest, dims, ranks.rank, ranks.group)
                 tie_heads(model, library, index, ranks)
             else:

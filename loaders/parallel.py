@@ -16,7 +16,7 @@ from torch import nn
 from shardc import pattern
 from shardc.errors import Problem, ShardSetError
 from shardc.expression import ExpressionError
-from shardc.index import Index, TensorEntry
+from shardc.index import Index, TensorEntry, pieces_of
 from shardc.loaders import layers
 from shardc.loaders.layers import CONVOLUTIONS, mix
 from shardc.manifest import ROWWISE, Local, Manifest
@@ -64,7 +64,7 @@ def parallelize(
 def _wire(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup) -> None:
     style = entry.style
     if style == "sharded_norm":
-        _wire_norm(module, entry, group)
+        _wire_norm(module, entry, rank, group)
     elif _is_plain(module, nn.Linear):
         _wire_linear(module, entry, group)
     elif isinstance(module, CONVOLUTIONS) and _is_plain(module, type(module)):
@@ -136,7 +136,7 @@ def _wire_embedding(module: nn.Module, entry: TensorEntry, rank: int, group: Pro
         module.embedding_dim = module.weight.shape[1]
 
 
-def _wire_norm(module: nn.Module, entry: TensorEntry, group: ProcessGroup) -> None:
+def _wire_norm(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup) -> None:
     kind = type(module).__name__
     weight = getattr(module, "weight", None)
     assert isinstance(weight, torch.Tensor)
@@ -151,10 +151,11 @@ def _wire_norm(module: nn.Module, entry: TensorEntry, group: ProcessGroup) -> No
     for name in ("normalized_shape", "dim"):
         if isinstance(getattr(module, name, None), tuple):
             setattr(module, name, (local,))
-    count = local * group.size()
+    held = [sum(p.length for p in pieces_of(s) if not p.zeros) for s in entry.shards]
     if not _computes(module, mixin, eps, local):
         raise Misfit(f"a {kind} does not compute what {mixin.__name__} does")
-    mix(module, mixin, group, shardc_count=count, shardc_eps=eps)
+    facts = {"shardc_count": sum(held), "shardc_real": held[rank], "shardc_eps": eps}
+    mix(module, mixin, group, **facts)
 
 
 def _computes(
@@ -211,7 +212,7 @@ def _localize(
                 if not _set(modules[name], attribute, value):
                     yield Problem(where, f"{name} has no integer attribute {attribute!r}")
         for name in sorted(found):
-            _share_output(modules[name], local, rank, group)
+            _share_output(modules[name], local, dims, rank, group)
 
 
 def _set(module: nn.Module, attribute: str, value: int) -> bool:
@@ -226,9 +227,19 @@ def _set(module: nn.Module, attribute: str, value: int) -> bool:
     return True
 
 
-def _share_output(module: nn.Module, local: Local, rank: int, group: ProcessGroup) -> None:
+def _share_output(
+    module: nn.Module, local: Local, dims: Dims, rank: int, group: ProcessGroup
+) -> None:
     if local.slice_ is not None:
-        facts = {"shardc_slice": local.slice_, "shardc_rank": rank, "shardc_ranks": group.size()}
-        mix(module, layers.Sliced, group, **facts)
+        mix(
+            module,
+            layers.Sliced,
+            group,
+            shardc_slice=local.slice_,
+            shardc_unit=dims.value(local.unit),
+            shardc_pad=dims.pad_heads,
+            shardc_rank=rank,
+            shardc_ranks=group.size(),
+        )
     if local.reduce:
         mix(module, layers.Reduced, group)

@@ -35,16 +35,18 @@ def plan(
     profile: Profile = "compact",
     dtype: DtypeOption = "keep",
     max_part_bytes: int = DEFAULT_PART_BYTES,
+    pad_heads: bool = False,
 ) -> Plan:
     """Plan how `src` is cut for `tp` ranks; reads headers and configs, no weights.
 
     src: a pipeline folder, a component folder or a .safetensors file. manifest: a bundled name or
     a TOML file; the components whose class it serves follow it, the others the bundled one for
-    their class. components: shard only these, keep the others whole.
+    their class. components: shard only these, keep the others whole. pad_heads: add zero heads and
+    columns where `tp` does not divide.
     Raises CheckpointError, ManifestError or PlanError with every problem of every component.
     """
     checkpoint = open_checkpoint(Path(src), variant=variant)
-    options = Options(tp, profile, dtype, max_part_bytes)
+    options = Options(tp, profile, dtype, max_part_bytes, pad_heads)
     chosen = None if manifest is None else library.load(str(manifest))
     names = [component.name for component in checkpoint.components]
     unknown = [name for name in components or () if name not in names]
@@ -111,6 +113,7 @@ def build(
     profile: Profile = "compact",
     dtype: DtypeOption = "keep",
     max_part_bytes: int = DEFAULT_PART_BYTES,
+    pad_heads: bool = False,
     resources: Resources | None = None,
     force: bool = False,
 ) -> BuildReport:
@@ -127,6 +130,7 @@ def build(
         profile=profile,
         dtype=dtype,
         max_part_bytes=max_part_bytes,
+        pad_heads=pad_heads,
     )
     return build_plan(planned, Path(out), resources or Resources(), force=force)
 

@@ -233,6 +233,7 @@ def make_index(plan: ComponentPlan, digests: Sequence[Digests]) -> Index:
         profile=options.profile,
         dtype=options.dtype,
         max_part_bytes=options.max_part_bytes,
+        pad_heads=options.pad_heads,
         plan=plan.digest,
         manifest=ManifestEntry(name=manifest.name, digest=manifest.digest, text=manifest.text),
         source=SourceEntry(

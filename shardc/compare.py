@@ -33,6 +33,8 @@ def expected_rows(placement: PlacementEntry, size: int, tp: int, rank: int) -> R
     Written from the definitions in docs/manifest.md. Raises ValueError where the units do not
     divide.
     """
+    if any(block.pad for block in placement.blocks):
+        return _padded_rows(placement, size, tp, rank)
     if placement.kind == "shard" and placement.padded is not None and placement.padded != size:
         rows = np.full(placement.padded, PADDING, np.int64)
         rows[:size] = np.arange(size)
@@ -67,6 +69,30 @@ def expected_rows(placement: PlacementEntry, size: int, tp: int, rank: int) -> R
     if placement.deinterleave:
         return np.concatenate([column.reshape(-1) for column in columns])
     return np.concatenate(columns, axis=1).reshape(-1)
+
+
+def _padded_rows(placement: PlacementEntry, size: int, tp: int, rank: int) -> Rows:
+    """The same where blocks may get zero units: each group's, or whole groups at the end."""
+    held = []
+    at = 0
+    for block in placement.blocks:
+        rows = np.arange(at, at + block.size, dtype=np.int64)
+        at += block.size
+        count = block.size // block.unit
+        units = rows.reshape(block.groups or count, -1, block.unit)  # group, member, element
+        if len(units) % tp and tp % len(units) == 0:  # ranks share a group
+            sharers = tp // len(units)
+            if block.repeat and units.shape[1] == 1:
+                units = np.repeat(units, sharers, axis=1)
+            missing = -units.shape[1] % sharers
+            units = np.pad(units, ((0, 0), (0, missing), (0, 0)), constant_values=PADDING)
+        else:
+            missing = -len(units) % tp
+            units = np.pad(units, ((0, missing), (0, 0), (0, 0)), constant_values=PADDING)
+        held.append(units.reshape(tp, -1)[rank])
+    if at != size:
+        raise ValueError(f"blocks of {at} for a dim of {size}")
+    return np.concatenate(held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def reshard(
     plans: list[ComponentPlan] = []
     for name, index in shard_set.components.items():
         manifest = parse_manifest(index.manifest.text, index.manifest.name)
-        options = Options(tp, index.profile, index.dtype, index.max_part_bytes)
+        options = Options(tp, index.profile, index.dtype, index.max_part_bytes, index.pad_heads)
         plans.append(plan_component(as_component(shard_set, name), manifest, options))
     checkpoint = Checkpoint(
         path, "pipeline", tuple(p.component for p in plans), _rest(shard_set), ()

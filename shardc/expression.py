@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from shardc.layout import share_of
+
 MAX_LENGTH = 200  # characters; also what keeps the parser's recursion shallow
 MAX_MAGNITUDE = 2**62  # no dim is larger; stops towers of products early
 
@@ -31,7 +33,8 @@ def names(text: str) -> list[str]:
             collect(node.left)
             collect(node.right)
         elif isinstance(node, ast.Call):
-            collect(node.args[0])
+            for argument in node.args:
+                collect(argument)
         elif (name := _name(node)) is not None:
             found.append(name)
 
@@ -39,14 +42,16 @@ def names(text: str) -> list[str]:
     return found
 
 
-def evaluate(text: str, lookup: Callable[[str], Any], tp: int | None = None) -> int:
+def evaluate(
+    text: str, lookup: Callable[[str], Any], tp: int | None = None, pad: bool = False
+) -> int:
     """The integer value of `text`; `lookup` gives a name's number, or raises ExpressionError.
 
     Fractions are exact on the way (an `mlp_ratio` of 2.5 is fine where the product is whole).
-    `local(count)` is one rank's share of a count of units, 1 where tp is a multiple of it; it has a
-    value only where `tp` is given.
+    `local(count)` or `local(count, groups)` is one rank's share of a count of units, 1 where tp is
+    a multiple of it; it has a value only where `tp` is given. pad: with zero units where needed.
     """
-    value = _value(_parse(text), lookup, text, tp)
+    value = _value(_parse(text), lookup, text, (tp, pad))
     if value.denominator != 1:
         raise ExpressionError(f"{text!r} is {float(value):g} here, not a whole number")
     return int(value)
@@ -78,10 +83,11 @@ def _check(node: ast.expr, text: str) -> None:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return
     if isinstance(node, ast.Call) and _name(node.func) == "local":
-        if len(node.args) == 1 and not node.keywords:
-            _check(node.args[0], text)
+        if len(node.args) in (1, 2) and not node.keywords:
+            for argument in node.args:
+                _check(argument, text)
             return
-        raise ExpressionError(f"{text!r}: local() takes one count")
+        raise ExpressionError(f"{text!r}: local() takes a count, or a count and its groups")
     if _name(node) is not None:
         return
     raise ExpressionError(
@@ -97,16 +103,21 @@ def _name(node: ast.expr) -> str | None:
     return None
 
 
-def _value(node: ast.expr, lookup: Callable[[str], Any], text: str, tp: int | None) -> Fraction:
+def _value(
+    node: ast.expr, lookup: Callable[[str], Any], text: str, ranks: tuple[int | None, bool]
+) -> Fraction:
     if isinstance(node, ast.Constant):
         value = Fraction(int(node.value))  # type: ignore[arg-type]
     elif isinstance(node, ast.BinOp):
-        left, right = _value(node.left, lookup, text, tp), _value(node.right, lookup, text, tp)
+        left, right = (
+            _value(node.left, lookup, text, ranks),
+            _value(node.right, lookup, text, ranks),
+        )
         if isinstance(node.op, ast.FloorDiv) and right == 0:
             raise ExpressionError(f"{text!r} divides by zero")
         value = _OPERATORS[type(node.op)](left, right)
     elif isinstance(node, ast.Call):
-        value = _local(_value(node.args[0], lookup, text, tp), text, tp)
+        value = _local([_value(a, lookup, text, ranks) for a in node.args], text, *ranks)
     else:
         name = _name(node)
         assert name is not None  # _check has seen to it
@@ -116,12 +127,12 @@ def _value(node: ast.expr, lookup: Callable[[str], Any], text: str, tp: int | No
     return value
 
 
-def _local(count: Fraction, text: str, tp: int | None) -> Fraction:
+def _local(counts: list[Fraction], text: str, tp: int | None, pad: bool) -> Fraction:
     if tp is None:
         raise ExpressionError(f"{text!r}: local() has a value on a rank only, not in a size")
-    if count.denominator == 1 and count > 0:
-        if count % tp == 0:
-            return count / tp
-        if tp % count == 0:
-            return Fraction(1)  # its units repeat: a rank holds one
-    raise ExpressionError(f"{text!r}: {float(count):g} units among {tp} ranks")
+    if all(count.denominator == 1 and count > 0 for count in counts):
+        units, groups = int(counts[0]), int(counts[-1])
+        share = None if units % groups else share_of(units, tp, groups, repeat=True, pad=pad)
+        if share is not None:
+            return Fraction(share[0])
+    raise ExpressionError(f"{text!r}: {float(counts[0]):g} units among {tp} ranks")

@@ -47,6 +47,8 @@ class BlockEntry(_Strict):
     size: Count
     unit: Annotated[int, Field(ge=1, strict=True)] = 1
     repeat: bool = False
+    groups: Annotated[int, Field(ge=1, strict=True)] | None = None
+    pad: bool = False
 
 
 class PlacementEntry(_Strict):
@@ -116,6 +118,7 @@ class Index(_Strict):
     profile: Literal["compact", "native"]
     dtype: Literal["keep", "bf16", "fp16", "fp32"]
     max_part_bytes: Count
+    pad_heads: bool = False
     plan: Digest
     manifest: ManifestEntry
     source: SourceEntry
@@ -164,7 +167,13 @@ def placement_entry(placement: Placement) -> PlacementEntry:
 
 
 def _block_entry(block: Block) -> BlockEntry:
-    return BlockEntry(size=block.size, unit=block.unit, repeat=block.repeat)
+    return BlockEntry(
+        size=block.size,
+        unit=block.unit,
+        repeat=block.repeat,
+        groups=block.groups,
+        pad=block.pad,
+    )
 
 
 def placement_json(placement: Placement) -> dict[str, Any]:

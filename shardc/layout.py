@@ -20,16 +20,29 @@ class Block:
 
     `repeat`: where the degree exceeds the block's units, unit u goes to the tp // units
     consecutive ranks from u * (tp // units) on (repeat-interleave), as grouped-query attention
-    needs for its KV heads.
+    needs for its KV heads. `groups`: how many groups the units belong to (queries, to their KV
+    heads); None where each stands alone. `pad`: where the degree does not divide, ranks hold zero
+    units, each group's share of them in that group.
     """
 
     size: int
     unit: int = 1
     repeat: bool = False
+    groups: int | None = None
+    pad: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 0 or self.unit < 1:
+        if self.size < 0 or self.unit < 1 or (self.groups is not None and self.groups < 1):
             raise ValueError(f"not a block: size {self.size}, unit {self.unit}")
+
+    @property
+    def units(self) -> int:
+        return self.size // self.unit
+
+    @property
+    def whole(self) -> int:
+        """How many there are of what ranks share out first: groups, else units."""
+        return self.units if self.groups is None else self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,8 @@ def size_problem(placement: Shard | PackedShard, size: int) -> str | None:
     for block in blocks:
         if block.size % block.unit:
             return f"block of {block.size} is not whole units of {block.unit}"
+        if block.whole and block.units % block.whole:
+            return f"{block.units} units of {block.unit} are not {block.whole} equal groups"
     if isinstance(placement, PackedShard) and placement.layout != "blocked":
         if total == 0 or size % total:
             return f"groups of {declared} take {total} each, which does not divide {size}"
@@ -115,12 +130,32 @@ def degree_problem(placement: Placement, size: int, tp: int) -> str | None:
     if isinstance(placement, PackedShard) and placement.layout != "blocked":
         return _grouped_problem(placement, size, tp)
     for block in blocks_of(placement):
-        units = block.size // block.unit
-        if units % tp == 0 or (block.repeat and units and tp % units == 0):
+        if share_of(block.units, tp, block.groups, block.repeat, block.pad) is not None:
             continue
-        what = "" if block.unit == 1 else f" of {block.unit}"
-        hint = f" and {tp} % {units} != 0" if block.repeat and units else ""
-        return f"{units} units{what} % {tp} != 0{hint}"
+        what = f" of {block.unit}" if block.unit > 1 and block.groups is None else ""
+        kind = "units" if block.groups is None else "groups"
+        hint = f" and {tp} % {block.whole} != 0" if block.repeat and block.whole else ""
+        return f"{block.whole} {kind}{what} % {tp} != 0{hint}"
+    return None
+
+
+def share_of(
+    units: int, tp: int, groups: int | None = None, repeat: bool = False, pad: bool = False
+) -> tuple[int, int] | None:
+    """(units that each rank holds, ranks that share a group); None where tp does not divide.
+
+    The one home of head counts: the shards are cut by it, and the runtime's `local()` counts by it.
+    """
+    whole = units if groups is None else groups
+    per = units // whole if whole else 0
+    if whole % tp == 0:
+        return units // tp, 1
+    if tp % whole == 0:
+        sharers = tp // whole
+        if per % sharers == 0 or pad or (repeat and per == 1):
+            return -(-per // sharers), sharers
+    elif pad:
+        return -(-whole // tp) * per, 1
     return None
 
 
@@ -134,9 +169,8 @@ def _grouped_problem(placement: PackedShard, size: int, tp: int) -> str | None:
         return f"{groups} interleaved groups % {tp} != 0 and {tp} % {groups} != 0"
     sharing = tp // groups
     for block in placement.blocks:
-        units = block.size // block.unit
-        if units % sharing and not (block.repeat and sharing % units == 0):
-            return f"{units} units of {block.unit} in a group that {sharing} ranks share"
+        if share_of(block.units, sharing, repeat=block.repeat) is None:
+            return f"{block.units} units of {block.unit} in a group that {sharing} ranks share"
     return None
 
 
@@ -158,21 +192,27 @@ def rank_pieces(placement: Shard | PackedShard, size: int, tp: int) -> list[tupl
     return [_join(_blocked_share(blocks_of(placement), tp, rank)) for rank in range(tp)]
 
 
-def _share(block: Block, tp: int, rank: int) -> tuple[int, int]:
-    """The rank's [start, stop) inside one block."""
-    units = block.size // block.unit
-    if units % tp == 0:
-        each = block.size // tp
-        return rank * each, (rank + 1) * each
-    unit = rank * units // tp  # repeat-interleave: tp // units ranks in a row hold the same unit
-    return unit * block.unit, (unit + 1) * block.unit
+def _share(block: Block, tp: int, rank: int) -> tuple[int, int, int]:
+    """The rank's [start, stop) inside one block, and how many zero elements follow."""
+    share = share_of(block.units, tp, block.groups, block.repeat, block.pad)
+    assert share is not None  # the caller has asked degree_problem
+    count, sharers = share
+    if sharers == 1:
+        start, end = rank * count, block.units
+    else:
+        per = block.units // block.whole
+        first, slot = rank // sharers * per, rank % sharers
+        start = first if block.repeat and per == 1 else first + slot * count
+        end = first + per
+    start, stop = min(start, end), min(start + count, end)
+    return start * block.unit, stop * block.unit, (count - (stop - start)) * block.unit
 
 
 def _blocked_share(blocks: tuple[Block, ...], tp: int, rank: int) -> list[Piece]:
     pieces, at = [], 0
     for block in blocks:
-        start, stop = _share(block, tp, rank)
-        pieces.append(Piece(at + start, at + stop))
+        start, stop, zeros = _share(block, tp, rank)
+        pieces += [Piece(at + start, at + stop), padding(zeros)]
         at += block.size
     return pieces
 
@@ -199,7 +239,7 @@ def _grouped_share(placement: PackedShard, size: int, tp: int, rank: int) -> lis
     columns: list[list[Piece]] = []
     at = 0
     for block in placement.blocks:
-        start, stop = _share(block, sharing, slot)
+        start, stop, _ = _share(block, sharing, slot)
         columns.append([Piece(g * width + at + start, g * width + at + stop) for g in mine])
         at += block.size
     if placement.deinterleave:
@@ -210,8 +250,12 @@ def _grouped_share(placement: PackedShard, size: int, tp: int, rank: int) -> lis
 def _join(pieces: list[Piece]) -> tuple[Piece, ...]:
     joined: list[Piece] = []
     for piece in pieces:
-        if joined and not piece.zeros and joined[-1].stop == piece.start:
+        if not piece.length:
+            continue
+        if joined and piece.zeros and joined[-1].zeros:
+            joined[-1] = padding(joined[-1].length + piece.length)
+        elif joined and not piece.zeros and joined[-1].stop == piece.start:
             joined[-1] = Piece(joined[-1].start, piece.stop)
-        elif piece.length:
+        else:
             joined.append(piece)
     return tuple(joined)

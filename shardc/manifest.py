@@ -61,6 +61,7 @@ class Rule(_Entry):
     blocks: tuple[Size, ...] | None = None
     unit: Size | tuple[Size, ...] = 1
     repeat: bool | tuple[bool, ...] = False
+    groups: Size | tuple[Size, ...] | None = None
     layout: FusedLayout = "blocked"
     deinterleave: bool = False
     dim: Annotated[int, Field(strict=True)] | None = None
@@ -73,6 +74,7 @@ class Local(_Entry):
 
     set_: Annotated[dict[str, Size], Field(alias="set")] = {}
     slice_: Annotated[int | None, Field(alias="slice", strict=True)] = None
+    unit: Size = 1
     reduce: Annotated[bool, Field(strict=True)] = False
 
 
@@ -196,13 +198,20 @@ def _meaning_problems(manifest: Manifest) -> list[Problem]:
             problems.append(Problem(where, "says nothing: set, slice or reduce"))
         if local.slice_ is not None and local.reduce:
             problems.append(Problem(where, "slice and reduce contradict each other"))
-        for value in local.set_.values():
+        if local.unit != 1 and local.slice_ is None:
+            problems.append(Problem(where, "unit goes with slice"))
+        for value in (*local.set_.values(), local.unit):
             expect(value, where)
         problems += _pattern_problems(local.patterns, manifest, where)
     for index, rule in enumerate(manifest.rules):
         where = manifest.where(index)
         problems += [Problem(where, reason) for reason in _rule_problems(rule)]
-        for value in (*(rule.blocks or ()), *as_tuple(rule.unit), *as_tuple(rule.pad_to)):
+        for value in (
+            *(rule.blocks or ()),
+            *as_tuple(rule.unit),
+            *as_tuple(rule.groups),
+            *as_tuple(rule.pad_to),
+        ):
             expect(value, where)
         problems += _pattern_problems(rule.patterns, manifest, where)
     return problems
@@ -239,7 +248,9 @@ def _rule_problems(rule: Rule) -> list[str]:
         reasons.append(f"layout {rule.layout} goes with a packed style")
     if rule.deinterleave and rule.layout == "blocked":
         reasons.append("deinterleave goes with layout per_head or per_kv_head")
-    for key in ("unit", "repeat"):
+    if rule.groups is not None and (rule.layout != "blocked" or rule.pad_to is not None):
+        reasons.append("groups goes with neither an interleaved layout nor pad_to")
+    for key in ("unit", "repeat", "groups"):
         value = getattr(rule, key)
         if isinstance(value, tuple) and len(value) != count:
             reasons.append(f"{len(value)} values of {key} for {count} blocks")

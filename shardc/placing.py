@@ -9,18 +9,27 @@ from typing import Any, Literal
 from shardc import expression
 from shardc.errors import Problem
 from shardc.layout import REPLICATE, Block, PackedShard, Placement, Shard, size_problem
-from shardc.manifest import PACKED, ROWWISE, Local, Manifest, Rule, Value, as_tuple
+from shardc.manifest import PACKED, PADDED, ROWWISE, Local, Manifest, Rule, Value, as_tuple
 
 NULL = "null"  # how conditions spell a key that is null or missing
 
 
 class Dims:
-    """The sizes that a manifest's expressions see for one config.json; with `tp`, on a rank."""
+    """The sizes that a manifest's expressions see for one config.json; with `tp`, on a rank.
+
+    pad_heads: where heads do not divide, there are zero heads.
+    """
 
     def __init__(
-        self, manifest: Manifest, config: Mapping[str, Any], tp: int | None = None
+        self,
+        manifest: Manifest,
+        config: Mapping[str, Any],
+        tp: int | None = None,
+        *,
+        pad_heads: bool = False,
     ) -> None:
         self._tp = tp
+        self.pad_heads = pad_heads
         self._manifest = manifest
         self._config = config
         self._open: list[str] = []
@@ -29,7 +38,7 @@ class Dims:
         """A plain integer, or the value of an expression; ExpressionError says why not."""
         if isinstance(size, int):
             return size
-        return expression.evaluate(size, self._lookup, self._tp)
+        return expression.evaluate(size, self._lookup, self._tp, self.pad_heads)
 
     def problems(self) -> list[Problem]:
         """Every dim of the manifest that has no value for this config."""
@@ -104,16 +113,27 @@ def place(
     try:
         sizes = [size] if rule.blocks is None else [dims.value(b) for b in rule.blocks]
         units = [dims.value(u) for u in as_tuple(rule.unit)]
+        groups: list[int | None] = [dims.value(g) for g in as_tuple(rule.groups)] or [None]
         pad_to = None if rule.pad_to is None else dims.value(rule.pad_to)
     except expression.ExpressionError as error:
         return str(error)
+    if pad_to is None and dims.pad_heads and rule.style in PADDED and set(units) == {1}:
+        pad_to = 1
     if min((*units, 1 if pad_to is None else pad_to)) < 1:
         return f"unit {units} and pad_to {pad_to} must be at least 1"
+    if any(count is not None and count < 1 for count in groups):
+        return f"groups {groups} must be at least 1"
     if min(sizes) < 0:
         return f"blocks {sizes} must not be negative"
     repeats = as_tuple(rule.repeat)
     blocks = tuple(
-        Block(block, units[i % len(units)], repeats[i % len(repeats)])
+        Block(
+            block,
+            units[i % len(units)],
+            repeats[i % len(repeats)],
+            groups[i % len(groups)],
+            dims.pad_heads and pad_to is None and rule.layout == "blocked",
+        )
         for i, block in enumerate(sizes)
     )
     placement: Placement

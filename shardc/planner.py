@@ -39,6 +39,7 @@ class Options:
     profile: Profile = "compact"
     dtype: DtypeOption = "keep"
     max_part_bytes: int = DEFAULT_PART_BYTES
+    pad_heads: bool = False
 
     def __post_init__(self) -> None:
         problems = []
@@ -195,8 +196,13 @@ def plan_component(component: Component, manifest: Manifest, options: Options) -
         )
     if problems:
         raise PlanError(problems)
-    dims = Dims(manifest, component.config)
+    dims = Dims(manifest, component.config, pad_heads=options.pad_heads)
     problems += dims.problems()
+    problems += [
+        Problem(f"{manifest.name}: local {number}", "a slice needs its `unit` to be padded")
+        for number, local in enumerate(manifest.locals, 1)
+        if options.pad_heads and local.slice_ is not None and local.unit == 1
+    ]
     if problems:
         raise PlanError(problems)
     resolution = resolve(component, manifest, dims, options.profile)
@@ -344,6 +350,8 @@ def _digest(
             for m, d, p in zip(resolution.matches, dtypes, placed, strict=True)
         ],
     }
+    if options.pad_heads:
+        document["pad_heads"] = True
     raw = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     return xxhash.xxh3_128_hexdigest(raw)
 

@@ -12,7 +12,7 @@ from shardc import library
 from shardc.checkpoint import Checkpoint, Component
 from shardc.errors import ShardcError
 from shardc.layout import Replicate
-from shardc.planner import ComponentPlan, Plan, plan_component
+from shardc.planner import ComponentPlan, Plan, PlannedTensor, plan_component
 from shardc.resolve import legal_degrees
 from shardc.shardset import ShardSet
 from shardc.targets import rank_bytes
@@ -68,6 +68,7 @@ def _component(part: ComponentPlan) -> dict[str, Any]:
         "rank_bytes": held,
         "replicated_bytes": replicated,
         "replicated_share": replicated / max(held) if max(held) else 0.0,
+        "padding_bytes": sum(map(_padding_bytes, part.tensors)),
         "profiles": _profiles(part, max(held)),
         "largest_replicated": [
             {"name": p.tensor.name, "bytes": p.targets[0].info.size_bytes} for p in whole[:3]
@@ -78,6 +79,14 @@ def _component(part: ComponentPlan) -> dict[str, Any]:
         "illegal_degrees": _grouped(degrees),
         "unused_optional": list(part.resolution.unused),
     }
+
+
+def _padding_bytes(planned: PlannedTensor) -> int:
+    """Bytes of zeros that a tensor gets on all ranks: of heads, columns or a vocabulary's rows."""
+    total = sum(stored.info.size_bytes for stored in planned.targets)
+    lengths = [piece.length for held in planned.pieces for piece in held]
+    zeros = sum(piece.length for held in planned.pieces for piece in held if piece.zeros)
+    return total * zeros // sum(lengths) if zeros else 0
 
 
 def _profiles(part: ComponentPlan, own: int) -> dict[str, int | None]:

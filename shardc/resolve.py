@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,14 @@ from shardc import pattern
 from shardc.checkpoint import Component, Tensor
 from shardc.errors import Problem
 from shardc.header import DTYPE_BITS
-from shardc.layout import REPLICATE, Placement, Replicate, degree_problem
+from shardc.layout import (
+    REPLICATE,
+    Placement,
+    Replicate,
+    blocks_of,
+    degree_problem,
+    share_of,
+)
 from shardc.manifest import Manifest, Rule
 from shardc.placing import Dims, place
 
@@ -118,7 +125,7 @@ def _unmatched(
 
 
 def placements(
-    matches: Iterable[Match], manifest: Manifest, dims: Dims, tp: int
+    matches: Sequence[Match], manifest: Manifest, dims: Dims, tp: int
 ) -> tuple[list[Placement | None], list[Problem]]:
     """Each tensor's placement at `tp` (None where it has a problem), and all problems."""
     placed: list[Placement | None] = []
@@ -162,7 +169,39 @@ def placements(
             problems.append(
                 Problem(manifest.name, f"one vocabulary of {size} is padded two ways: {told}")
             )
+    if dims.pad_heads:
+        problems += _ungrouped(matches, placed, manifest, tp)
     return placed, problems
+
+
+def _ungrouped(
+    matches: Iterable[Match], placed: Iterable[Placement | None], manifest: Manifest, tp: int
+) -> Iterator[Problem]:
+    """Rules of heads that might not meet their keys and values once there are zero heads.
+
+    Where head counts differ (grouped queries, towers), each rule must say what it pads by.
+    """
+    counts: set[int] = set()
+    padded = False
+    silent: dict[int, Tensor] = {}
+    for match, placement in zip(matches, placed, strict=True):
+        if placement is None or isinstance(placement, Replicate) or match.rule is None:
+            continue
+        for block in blocks_of(placement):
+            share = share_of(block.units, tp, block.groups, block.repeat, block.pad)
+            if block.unit == 1 or share is None:
+                continue
+            counts.add(block.units)
+            repeated = block.repeat and share[1] > 1
+            padded |= share[0] * tp != block.units and not repeated
+            if block.groups is None and not block.repeat:
+                silent.setdefault(match.rule, match.tensor)
+    if padded and len(counts) > 1:
+        for rule, tensor in silent.items():
+            yield Problem(
+                _where([tensor], manifest.where(rule)),
+                f"zero heads among {sorted(counts)} heads: the rule must say its `groups`",
+            )
 
 
 def _where(tensors: list[Tensor], rule: str) -> str:
@@ -201,6 +240,6 @@ def legal_degrees(
         distinct.setdefault((match.rule, match.kind, match.tensor.shape), match)
     degrees: dict[int, str | None] = {}
     for tp in range(1, limit + 1):
-        _, problems = placements(distinct.values(), manifest, dims, tp)
+        _, problems = placements(list(distinct.values()), manifest, dims, tp)
         degrees[tp] = None if not problems else str(problems[0])
     return degrees

@@ -26,9 +26,15 @@ def shards(
     layout: str = "blocked",
     deinterleave: bool = False,
     padded: int | None = None,
+    zero_heads: bool = False,
+    groups: Sequence[int | None] = (None,),
     bias: bool = False,
 ) -> list[Array]:
-    """Each rank's array. `units` and `repeats`: one for all blocks, or one a block."""
+    """Each rank's array. `units`, `repeats` and `groups`: one for all blocks, or one a block.
+
+    zero_heads: each group gets as many as make the ranks that share it equal; where ranks do not
+    share groups, zero groups come last.
+    """
     if style == "replicate" or (bias and style in ("rowwise", "packed_rowwise")):
         return [full] * tp
     if bias:
@@ -43,6 +49,9 @@ def shards(
     many = len(sizes)
     units = list(units) * many if len(units) == 1 else list(units)
     repeats = list(repeats) * many if len(repeats) == 1 else list(repeats)
+    if layout == "blocked" and zero_heads:
+        groups = list(groups) * many if len(groups) == 1 else list(groups)
+        full, sizes, repeats = _with_zero_heads(full, dim, sizes, units, repeats, groups, tp)
     if layout == "blocked":
         return [_of_blocks(full, dim, sizes, units, repeats, tp, rank) for rank in range(tp)]
     groups = np.split(full, full.shape[dim] // sum(sizes), axis=dim)
@@ -62,6 +71,38 @@ def shards(
             group = groups[rank // sharers]
             found.append(_of_blocks(group, dim, sizes, units, repeats, sharers, rank % sharers))
     return found
+
+
+def _with_zero_heads(
+    full: Array,
+    dim: int,
+    sizes: Sequence[int],
+    units: Sequence[int],
+    repeats: Sequence[bool],
+    groups: Sequence[int | None],
+    tp: int,
+) -> tuple[Array, list[int], list[bool]]:
+    """The array as it would be with heads that divide, its block sizes, and what still repeats."""
+    made, still = [], []
+    for block, unit, repeat, count in zip(
+        cut(full, dim, sizes), units, repeats, groups, strict=True
+    ):
+        heads = np.split(block, block.shape[dim] // unit, axis=dim)
+        zero = np.zeros_like(heads[0])
+        count = count or len(heads)
+        each = len(heads) // count
+        families = [heads[i * each : (i + 1) * each] for i in range(count)]
+        if count % tp and tp % count == 0:
+            if not (repeat and each == 1):
+                for family in families:
+                    family += [zero] * (-each % (tp // count))
+                repeat = False
+        else:
+            families += [[zero] * each for _ in range(-count % tp)]
+            repeat = False
+        made.append(np.concatenate([head for family in families for head in family], axis=dim))
+        still.append(repeat)
+    return np.concatenate(made, axis=dim), [m.shape[dim] for m in made], still
 
 
 def cut(array: Array, dim: int, sizes: Sequence[int]) -> list[Array]:

@@ -46,6 +46,13 @@ def cases(draw: st.DrawFn) -> tuple[Shard | PackedShard, int, int]:
         multiple = math.lcm(pad_to, tp)
         return Shard(0, Block(size), -(-size // multiple) * multiple), size, tp
     blocks = []
+    if draw(st.integers(0, 2)) == 0:  # zero heads
+        for _ in range(draw(st.integers(1, 3))):
+            unit, groups, each = (draw(st.integers(1, n)) for n in (3, 9, 4))
+            size = unit * groups * each
+            named = groups if each > 1 else draw(st.sampled_from([groups, None]))
+            blocks.append(Block(size, unit, draw(st.booleans()), named, pad=True))
+        return PackedShard(0, tuple(blocks)), sum(block.size for block in blocks), tp
     for _ in range(draw(st.integers(1, 4))):
         unit = draw(st.integers(1, 3))
         blocks.append(Block(unit * draw(st.integers(0, 8)), unit, draw(st.booleans())))
@@ -75,6 +82,8 @@ def test_pieces_are_what_the_oracle_says(case: tuple[Shard | PackedShard, int, i
     told: dict[str, Any] = {
         "units": [block.unit for block in blocks],
         "repeats": [block.repeat for block in blocks],
+        "groups": [block.groups for block in blocks],
+        "zero_heads": any(block.pad for block in blocks),
     }
     if isinstance(placement, PackedShard):
         told["blocks"] = [block.size for block in blocks]

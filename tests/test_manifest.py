@@ -71,7 +71,10 @@ WRONG = {
         "tiny.toml:4 (rule 1): dim: input should be a valid integer",
     ),
     "layout": (HEAD + RULE + 'layout = "woven"\n', "(rule 1): layout: input should be 'blocked'"),
-    "profile": (HEAD + RULE + 'profile = "big"\n', "(rule 1): profile: input should be 'compact' or"),
+    "profile": (
+        HEAD + RULE + 'profile = "big"\n',
+        "(rule 1): profile: input should be 'compact' or",
+    ),
     "packed without blocks": (
         HEAD + RULE.replace("colwise", "packed_rowwise"),
         "tiny.toml:4 (rule 1): packed_rowwise needs blocks: the fused pieces along the dim",

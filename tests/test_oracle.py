@@ -60,6 +60,7 @@ class Job:
     chunk: int
     part: int
     dtype: str
+    pad_heads: bool
 
     @property
     def data(self) -> dict[str, ck.Data]:
@@ -160,8 +161,30 @@ def sharded(draw: st.DrawFn, number: int, tp: int) -> list[Drawn]:
 
 
 @st.composite
+def zero_headed(draw: st.DrawFn, number: int) -> list[Drawn]:
+    """A weight whose heads no degree need divide, in groups or alone."""
+    units, groups, repeats, blocks = [], [], [], []
+    for _ in range(draw(st.integers(1, 3))):
+        unit, count, each = (draw(st.integers(1, n)) for n in (3, 6, 3))
+        units.append(unit)
+        groups.append(count)
+        repeats.append(draw(st.booleans()))
+        blocks.append(unit * count * each)
+    style = draw(st.sampled_from(["packed_colwise", "packed_rowwise"]))
+    shape = draw(st.lists(st.integers(0, 3), max_size=2))
+    dim = draw(st.integers(0, len(shape)))
+    shape.insert(dim, sum(blocks))
+    keys = {"style": style, "blocks": blocks, "dim": dim, "groups": groups}
+    rule = {"match": f"z{number}", **keys, "unit": units, "repeat": repeats}
+    told = {**keys, "units": units, "repeats": repeats, "zero_heads": True}
+    data = ck.Data.random(draw(st.sampled_from(WHOLE)), shape, np.random.default_rng(number))
+    return [Drawn(f"z{number}", data, rule, told)]
+
+
+@st.composite
 def jobs(draw: st.DrawFn) -> Job:
     tp = draw(st.sampled_from([1, 2, 3, 4]))
+    pad_heads = draw(st.integers(0, 3)) == 0
     pad_to = draw(st.sampled_from([1, 2, 3, 8]))
     tensors: list[Drawn] = []
     if draw(st.booleans()):  # all that follows is unaligned in the source
@@ -169,7 +192,9 @@ def jobs(draw: st.DrawFn) -> Job:
         tensors.append(Drawn("mask", data, None, {"style": "replicate"}))
     for number in range(draw(st.integers(1, 4))):
         kind = draw(st.sampled_from(["sharded", "sharded", "replicated", "padded"]))
-        if kind == "sharded":
+        if kind == "sharded" and pad_heads:
+            tensors += draw(zero_headed(number))
+        elif kind == "sharded":
             tensors += draw(sharded(number, tp))
         elif kind == "padded":
             tensors += draw(padded(number, pad_to))
@@ -184,6 +209,7 @@ def jobs(draw: st.DrawFn) -> Job:
         chunk=draw(st.sampled_from([8, 24, 64, 200, 65536])),
         part=draw(st.sampled_from([1, 40, 300, 4_000_000_000])),
         dtype=draw(st.sampled_from(["keep", "keep", "bf16", "fp16", "fp32"])),
+        pad_heads=pad_heads,
     )
 
 
@@ -197,6 +223,7 @@ def build(job: Job, source: Path, manifest: Path, out: Path, tp: int) -> None:
             manifest=manifest,
             dtype=job.dtype,
             max_part_bytes=job.part,
+            pad_heads=job.pad_heads,
             resources=resources,
         )
 

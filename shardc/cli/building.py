@@ -116,6 +116,12 @@ def plan(src: Path, as_json: bool, debug: bool, **options: Any) -> None:
         sys.exit(1)
 
 
+def padding(part: dict[str, Any]) -> str:
+    """What zero heads, columns and rows cost a component."""
+    share = part["padding_bytes"] / part["source_bytes"]
+    return f"{size(part['padding_bytes'])} ({share:.1%} of the source)"
+
+
 def show_plan(report: dict[str, Any]) -> None:
     """A plan's report as tables."""
     out = console()
@@ -160,6 +166,8 @@ def show_plan(report: dict[str, Any]) -> None:
         )
         if part["cast"]:
             facts.add_row("cast", f"{part['cast']} tensors to {report['dtype']}")
+        if part["padding_bytes"]:
+            facts.add_row("zeros added, all ranks", padding(part))
         if part["replicated_share"] > 0.001:
             facts.add_row(
                 "largest replicated",
@@ -233,6 +241,9 @@ def build(
             show_plan(report)
             click.echo(f"Dry run: {out} was not written.")
         return
+    if planned.options.pad_heads and not quiet:
+        for part in plan_report(planned)["components"]:
+            click.echo(f"{part['name'] or part['class']}: zeros add {padding(part)}", err=True)
     total = sum(part.component.size_bytes for part in planned.components)
     with progress("build", total, quiet=quiet or as_json) as advance:
         done = builder.build(

@@ -113,6 +113,11 @@ planning_options = stacked(
         help="compact: least bytes a rank; native: what diffusers itself shards.",
     ),
     click.option(
+        "--pad-heads",
+        is_flag=True,
+        help="Add zero heads and columns where the degree does not divide them.",
+    ),
+    click.option(
         "--target", type=click.Choice(TARGET_NAMES), help="Check against a Neuron device."
     ),
 )

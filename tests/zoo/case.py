@@ -34,7 +34,8 @@ class Case:
 
     config: keyword arguments of a diffusers class, or of a transformers class's config.
     inputs: the forward's keyword arguments. option: what sets this case apart from the class's
-    first one. ranks: degrees to run at.
+    first one. ranks: degrees to run at. padded: degrees that do not divide its heads, to run at
+    with zero heads.
     """
 
     class_name: str
@@ -43,6 +44,7 @@ class Case:
     option: str = ""
     library: str = "diffusers"
     ranks: tuple[int, ...] = (2, 4)
+    padded: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import shardc
 from shardc import library
+from shardc.errors import PlanError
 from tests import ranks
 from tests.zoo.case import Case, Draw, by_name
 
@@ -128,13 +130,26 @@ def prove(case: Case, folder: Path, sizes: tuple[int, ...] | None = None) -> Pro
     for size in sizes or case.ranks:
         sets = {}
         for profile in profiles_of(case):
-            out = folder / f"{profile}-{size}"
-            shardc.build(folder / "fp32", out, size, profile=profile)  # type: ignore[arg-type]
-            sets[profile] = (str(out), torch.float32)
-        shardc.build(folder / "bf16", folder / f"bf16-{size}", size)
-        sets["bf16"] = (str(folder / f"bf16-{size}"), torch.bfloat16)
+            sets[profile] = build(folder / "fp32", folder / f"{profile}-{size}", size, profile)
+        sets["bf16"] = build(folder / "bf16", folder / f"bf16-{size}", size, "compact")
         outputs = on_ranks(case, size, sets)
         proof.bf16[size] = rms_of(outputs.pop("bf16"), wanted_half)
         for profile, found in outputs.items():
             proof.errors[size, profile] = error_of(found, wanted)
+    for size in () if sizes else case.padded:
+        with pytest.raises(PlanError):
+            shardc.plan(folder / "fp32", size)
+        sets = {"padded": build(folder / "fp32", folder / f"padded-{size}", size, "compact", True)}
+        proof.errors[size, "padded"] = error_of(on_ranks(case, size, sets)["padded"], wanted)
+        shardc.merge(folder / f"padded-{size}", folder / f"full-{size}")
+        for path in (folder / "fp32").glob("*.safetensors"):
+            assert (folder / f"full-{size}" / path.name).read_bytes() == path.read_bytes()
     return proof
+
+
+def build(
+    source: Path, out: Path, size: int, profile: Any, pad_heads: bool = False
+) -> tuple[str, torch.dtype]:
+    """Build a set; where it is, and the dtype to call its model with."""
+    shardc.build(source, out, size, profile=profile, pad_heads=pad_heads)
+    return str(out), torch.bfloat16 if source.name == "bf16" else torch.float32
