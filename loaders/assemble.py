@@ -16,15 +16,14 @@ from torch import nn
 
 from shardc.checkpoint import CONFIG
 from shardc.errors import Problem, ShardSetError
-from shardc.header import TensorInfo
 from shardc.index import Index
 from shardc.loaders import devices
 from shardc.loaders.group import Ranks
+from shardc.loaders.mapped import DTYPES, Held
 from shardc.loaders.parallel import gather_rows
 from shardc.loaders.reads import Reads
-from shardc.loaders.storage import DTYPES, MappedFile, place_on
+from shardc.loaders.storage import place_on
 
-Held = Mapping[str, tuple[MappedFile, TensorInfo]]
 LIBRARIES = ("diffusers", "transformers")
 
 

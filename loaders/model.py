@@ -16,8 +16,9 @@ from torch import nn
 from shardc.errors import Problem, ShardSetError
 from shardc.index import Index
 from shardc.loaders import devices
-from shardc.loaders.assemble import Held, build, finish, place, read_config, renamed, tie, tie_heads
+from shardc.loaders.assemble import build, finish, place, read_config, renamed, tie, tie_heads
 from shardc.loaders.group import Ranks
+from shardc.loaders.mapped import Held
 from shardc.loaders.parallel import parallelize
 from shardc.loaders.reads import Reads
 from shardc.loaders.refusals import GUARDED, forbid

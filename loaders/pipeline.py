@@ -16,10 +16,11 @@ from shardc.index import Index
 from shardc.loaders import devices
 from shardc.loaders.assemble import LIBRARIES, build, finish, library_of, place, tie
 from shardc.loaders.group import Ranks
+from shardc.loaders.mapped import MappedFile
 from shardc.loaders.model import Opened, Runtime, Timings, load_part, open_part, timed, together
 from shardc.loaders.reads import Reads
 from shardc.loaders.refusals import GUARDED, forbid
-from shardc.loaders.storage import MappedFile, check_rank
+from shardc.loaders.storage import check_rank
 from shardc.shardset import ShardSet, open_shard_set
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def load_pipeline(
             if name not in shard_set.components and library in LIBRARIES:
                 whole = open_component(path / name, name, None)
                 if whole is not None:
-                    components[name] = _load_whole(whole, library, class_name, where)
+                    components[name] = _load_whole(whole, library, class_name, where, reads)
     for part, own, timings in opened:
         components[part.name] = load_part(part, path, ranks, mesh, where, own, timings, reads)
     with together(ranks):
@@ -101,7 +102,7 @@ def _runtime_of(index: Index, runtime: Runtime) -> Runtime:
 
 
 def _load_whole(
-    component: Component, library: str, class_name: str, device: torch.device
+    component: Component, library: str, class_name: str, device: torch.device, reads: Reads
 ) -> nn.Module:
     """An unsharded component, its parameters mapped: the ranks of a host share the pages."""
     files = [MappedFile.open(f.path, read_header(f.path)) for f in component.files]
@@ -122,7 +123,8 @@ def _load_whole(
             log.warning("%s: %s has no use for %s", component.path, class_name, ", ".join(extra))
         kept = {name: new for name, new in names.items() if new in own}
         held = {new: held[name] for name, new in kept.items()}
-        place(model, held, device, {new: shapes[n] for n, new in kept.items()}, component.path)
+        shapes = {new: shapes[name] for name, new in kept.items()}
+        place(model, held, device, shapes, component.path, reads)
         tie(model, library)
     finish(model, device, component.path)
     return model

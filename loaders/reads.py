@@ -1,12 +1,15 @@
-"""How bytes come off the disk: through the mapping, or by large reads past the page cache.
+"""How bytes come off the disk: through the mapping, or by large reads, past the page cache or not.
 
 A mapping is free where the file is cached, and faults page by page where it is not: on cold volumes
-and network filesystems large direct reads are several times as fast.
+and network filesystems large reads are several times as fast. And where a page cannot be had, a
+mapping kills the process with SIGBUS, while a read is an error that says which file and where.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
 from collections import deque
@@ -22,11 +25,29 @@ import torch
 from shardc.errors import Problem, ShardSetError
 
 Reads = Literal["auto", "mapped", "direct"]
+Way = Literal["mapped", "buffered", "direct"]
 
 STAGE_BYTES = 4 << 20  # of a buffer; with two readers this fills a disk's queue
 READERS = 2  # buffers are one more: while one is taken away the others fill
 ALIGNMENT = 4096  # of offsets, lengths and buffers, for O_DIRECT
-CACHED_SHARE = 0.5  # of a file's pages: from here on the mapping is the faster way
+CACHED_SHARE = 0.5  # of a file's pages: from here on the page cache is the faster way
+O_DIRECT = getattr(os, "O_DIRECT", 0)
+MOUNTS = Path("/proc/self/mountinfo")
+# Filesystems of a network, or of a process: they fail while a page is read, local disks hardly do.
+REMOTE = {
+    "nfs",
+    "nfs4",
+    "lustre",
+    "cifs",
+    "smb3",
+    "ceph",
+    "9p",
+    "afs",
+    "beegfs",
+    "gpfs",
+    "virtiofs",
+}
+REMOTE |= {"fuse"}  # as fuse.sshfs and the like
 
 
 def resident_share(memory: mmap.mmap) -> float | None:
@@ -45,30 +66,60 @@ def resident_share(memory: mmap.mmap) -> float | None:
     return None if failed else sum(value & 1 for value in bytes(table)) / pages
 
 
-def choose(reads: Reads, memory: mmap.mmap | None) -> Literal["mapped", "direct"]:
-    """What is asked for, or what the page cache makes the faster way."""
-    if reads != "auto" or memory is None:
-        return "mapped" if reads != "direct" else "direct"
+def is_remote(path: Path) -> bool:
+    """Whether a filesystem of a network or of a user's process holds the file.
+
+    Source: proc_pid_mountinfo(5).
+    """
+    try:
+        device = path.stat().st_dev
+        mounts = MOUNTS.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for mount in mounts:
+        own, _, kind = mount.partition(" - ")
+        if own.split()[2] == number:
+            return kind.split()[0].partition(".")[0] in REMOTE
+    return False
+
+
+def choose(reads: Reads, memory: mmap.mmap | None, path: Path, *, shared: bool) -> Way:
+    """How to copy a file's tensors to a device.
+
+    memory: the file's mapping, None where it has none. shared: other ranks read it too, so it goes
+    through the page cache, which then reads the disk once for all of them.
+    """
+    past_the_cache: Way = "buffered" if shared else "direct"
+    if reads == "direct":
+        return past_the_cache
+    if memory is None:
+        return "buffered"
+    if reads == "mapped":
+        return "mapped"
     share = resident_share(memory)
-    return "direct" if share is not None and share < CACHED_SHARE else "mapped"
+    if share is not None and share < CACHED_SHARE:
+        return past_the_cache
+    return "buffered" if is_remote(path) else "mapped"
 
 
-class DirectFile:
-    """A file read in large aligned pieces through a few buffers, past the page cache if it can."""
+class FileReader:
+    """A file read in large aligned pieces through a few buffers, ahead of their use.
 
-    def __init__(self, path: Path) -> None:
+    direct: past the page cache, where the filesystem can. Holds READERS + 1 buffers and READERS
+    threads, however large the file is.
+    """
+
+    def __init__(self, path: Path, *, direct: bool) -> None:
         self._path = path
+        self._direct = direct and bool(O_DIRECT)
         self._open = ExitStack()
         self._buffers = [mmap.mmap(-1, STAGE_BYTES + 2 * ALIGNMENT) for _ in range(READERS + 1)]
 
-    def __enter__(self) -> DirectFile:
-        flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
-        try:
-            self._fd = os.open(self._path, flags)
-        except OSError:  # a filesystem without direct reads: large ones help all the same
-            self._fd = os.open(self._path, os.O_RDONLY)
+    def __enter__(self) -> FileReader:
+        self._fd = _open(self._path, direct=self._direct)
         self._open.callback(os.close, self._fd)
-        self._pool = self._open.enter_context(ThreadPoolExecutor(READERS, "shardc-direct-read"))
+        self._pool = self._open.enter_context(ThreadPoolExecutor(READERS, "shardc-read"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,13 +147,47 @@ class DirectFile:
     def _read(self, buffer: mmap.mmap, first: int, last: int) -> torch.Tensor:
         low = first // ALIGNMENT * ALIGNMENT
         high = -(-last // ALIGNMENT) * ALIGNMENT
-        with memoryview(buffer) as whole:
-            got = 0
-            while low + got < last:
-                with whole[got : high - low] as rest:
-                    count = os.preadv(self._fd, [rest], low + got)
-                if count == 0:
-                    what = f"ends at byte {low + got}, {last} are needed"
-                    raise ShardSetError(Problem(str(self._path), what, "fetch it again"))
-                got += count
+        with memoryview(buffer) as whole, whole[: high - low] as piece:
+            _fill(self._fd, self._path, piece, low, last, direct=self._direct)
         return torch.frombuffer(buffer, dtype=torch.uint8, count=last - first, offset=first - low)
+
+
+def read_into(path: Path, start: int, into: memoryview) -> None:
+    """Fill `into` from byte `start` of a file on; ShardSetError where it cannot be."""
+    fd = _open(path, direct=False)
+    try:
+        _fill(fd, path, into, start, start + len(into), direct=False)
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path, *, direct: bool) -> int:
+    if direct:
+        try:
+            return os.open(path, os.O_RDONLY | O_DIRECT)
+        except OSError:  # not every filesystem has direct reads: large ones help all the same
+            pass
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        what = f"cannot open it: {error.strerror}"
+        raise ShardSetError(Problem(str(path), what)) from error
+
+
+def _fill(fd: int, path: Path, into: memoryview, at: int, last: int, *, direct: bool) -> None:
+    """Read from byte `at` of the file on, up to `last` at least."""
+    while at < last:
+        try:
+            count = os.preadv(fd, [into], at)
+        except OSError as error:
+            if direct and error.errno == errno.EINVAL:  # it wants another alignment than ours
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~O_DIRECT)
+                direct = False
+                continue
+            what = f"reading {last - at} bytes at byte {at} failed: {error.strerror}"
+            fix = "look after the disk or mount that holds it"
+            raise ShardSetError(Problem(str(path), what, fix)) from error
+        if count == 0:
+            what = f"ends at byte {at}, {last} are needed"
+            raise ShardSetError(Problem(str(path), what, "fetch it again"))
+        into, at = into[count:], at + count

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,82 +14,12 @@ from shardc.header import Header, TensorInfo
 from shardc.index import Index, local_shape
 from shardc.loaders import devices
 from shardc.loaders.devices import DeviceError
+from shardc.loaders.mapped import Held, MappedFile, Member, by_file, parts
 from shardc.loaders.pages import ReadAhead, Span
-from shardc.loaders.reads import DirectFile, Reads, choose
+from shardc.loaders.reads import FileReader, Reads, choose
 from shardc.shardset import ShardSet, open_shard_set, read_shard_headers
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "C64": torch.complex64,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-}
 DEFAULT_COMPONENT = "transformer"
-
-
-@dataclass(slots=True)
-class MappedFile:
-    """A safetensors file, mapped privately: nothing that is written to a view reaches the file."""
-
-    path: Path
-    header: Header
-    memory: mmap.mmap | None = field(default=None, repr=False)
-
-    @classmethod
-    def open(cls, path: Path, header: Header) -> MappedFile:
-        if header.file_bytes == header.data_start:
-            return cls(path, header)
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != header.file_bytes:
-                raise ShardSetError(Problem(str(path), "changed while it was being opened"))
-            try:
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            except OSError as error:  # no mmap on this mount, or a limited address space
-                what = f"cannot be mapped: {error.strerror}"
-                fix = "copy it to a local disk, or raise the limit"
-                raise ShardSetError(Problem(str(path), what, fix)) from error
-            return cls(path, header, memory)
-
-    def view(self, info: TensorInfo) -> torch.Tensor:
-        """The tensor as a view of the mapping; no byte is read until it is used."""
-        dtype = DTYPES.get(info.dtype)
-        if dtype is None:
-            raise ShardSetError(
-                Problem(str(self.path), f"tensor {info.name!r}: torch has no dtype {info.dtype}")
-            )
-        if not info.size_bytes or self.memory is None:
-            return torch.empty(info.shape, dtype=dtype)
-        raw = torch.frombuffer(
-            self.memory,
-            dtype=torch.uint8,
-            count=info.size_bytes,
-            offset=self.header.data_start + info.start,
-        )
-        if raw.data_ptr() % dtype.itemsize:  # a foreign file may lie unaligned: only then a copy
-            raw = raw.clone()
-        return raw.view(dtype).view(info.shape)
-
-    def span(self, info: TensorInfo) -> Span | None:
-        """The mapped bytes that hold the tensor; None where it has none."""
-        if not info.size_bytes or self.memory is None:
-            return None
-        start = self.header.data_start + info.start
-        return Span(self.memory, start, start + info.size_bytes)
 
 
 def choose_component(shard_set: ShardSet, component: str | None) -> str:
@@ -124,76 +51,80 @@ def check_rank(index: Index, rank: int, tp: int | None, where: Path) -> None:
         raise ShardSetError(Problem(str(where), f"rank {rank} is outside tp {index.tp}"))
 
 
-def open_rank(folder: Path, index: Index, rank: int) -> dict[str, tuple[MappedFile, TensorInfo]]:
+def open_rank(folder: Path, index: Index, rank: int) -> Held:
     """Every tensor that `rank` holds, with the mapped file it is in, in the index's order.
 
     Raises ShardSetError naming each file that is missing, damaged or another set's, and each
     tensor that is not what the index says.
     """
-    own = [name for name, entry in index.files.items() if entry.rank in (None, rank)]
-    headers, problems = read_shard_headers(folder, index, own, rank=rank)
+    return open_ranks(folder, index, [rank])[0]
+
+
+def open_ranks(folder: Path, index: Index, ranks: Sequence[int]) -> list[Held]:
+    """As `open_rank`, for each of several ranks; what all of them hold is opened once."""
+    headers: dict[str, Header] = {}
+    problems: list[Problem] = []
+    for number, rank in enumerate(ranks):
+        wanted = (rank,) if number else (rank, None)
+        own = [name for name, entry in index.files.items() if entry.rank in wanted]
+        found, reasons = read_shard_headers(folder, index, own, rank=rank)
+        headers |= found
+        problems += reasons
     if problems:
         raise ShardSetError(problems)
-    files = {name: MappedFile.open(folder / name, header) for name, header in headers.items()}
+    files = {
+        name: MappedFile.open(folder / name, header, shared=index.files[name].rank is None)
+        for name, header in headers.items()
+    }
     infos = {name: {t.name: t for t in file.header.tensors} for name, file in files.items()}
-    held: dict[str, tuple[MappedFile, TensorInfo]] = {}
-    for name, tensor in index.tensors.items():
-        shard = tensor.shards[rank if tensor.placement.dim is not None else 0]
-        shape = local_shape(tensor, shard)
-        info = infos.get(shard.file, {}).get(name)
-        if info is None or (info.dtype, list(info.shape)) != (tensor.dtype, shape):
+    opened: list[Held] = []
+    for rank in ranks:
+        held: dict[str, tuple[MappedFile, TensorInfo]] = {}
+        for name, tensor in index.tensors.items():
+            shard = tensor.shards[rank if tensor.placement.dim is not None else 0]
+            shape = local_shape(tensor, shard)
+            info = infos.get(shard.file, {}).get(name)
+            if info is not None and (info.dtype, list(info.shape)) == (tensor.dtype, shape):
+                held[name] = (files[shard.file], info)
+                continue
             has = None if info is None else f"{info.dtype} {list(info.shape)}"
-            problems.append(
-                Problem(
-                    str(folder / shard.file),
-                    f"tensor {name!r} is {has}, the index says {tensor.dtype} {shape}",
-                )
-            )
-            continue
-        held[name] = (files[shard.file], info)
+            what = f"tensor {name!r} is {has}, the index says {tensor.dtype} {shape}"
+            problems.append(Problem(str(folder / shard.file), what))
+        opened.append(held)
     if problems:
-        raise ShardSetError(problems)
-    return held
+        raise ShardSetError(dict.fromkeys(problems))
+    return opened
 
 
-def check_digests(
-    held: Mapping[str, tuple[MappedFile, TensorInfo]], index: Index, rank: int
-) -> None:
+def check_digests(held: Held, index: Index, rank: int) -> None:
     """Read every tensor of the rank against its digest; ShardSetError names those that differ."""
     problems = []
-    for name, (file, info) in held.items():
-        tensor = index.tensors[name]
-        shard = tensor.shards[rank if tensor.placement.dim is not None else 0]
-        state = xxhash.xxh3_128()
-        if file.memory is not None:
-            start = file.header.data_start + info.start
-            with memoryview(file.memory) as whole, whole[start : start + info.size_bytes] as part:
-                state.update(part)
-            if (span := file.span(info)) is not None:
-                span.drop(0, info.size_bytes)
-        if state.hexdigest() != shard.digest:
-            problems.append(
-                Problem(
-                    str(file.path),
-                    f"tensor {name!r}: digest {state.hexdigest()}, the index says {shard.digest}",
-                    "the file is damaged: fetch it again",
-                )
-            )
+    for file, members in by_file(held):
+        states = {name: xxhash.xxh3_128() for name, _ in members}
+        with FileReader(file.path, direct=False) as reader:  # what is cached now is mapped next
+            for name, _, _, piece in parts(reader, file, members):
+                states[name].update(piece.numpy().data)
+        for name, state in states.items():
+            tensor = index.tensors[name]
+            stated = tensor.shards[rank if tensor.placement.dim is not None else 0].digest
+            if state.hexdigest() != stated:
+                what = f"tensor {name!r}: digest {state.hexdigest()}, the index says {stated}"
+                fix = "the file is damaged: fetch it again"
+                problems.append(Problem(str(file.path), what, fix))
     if problems:
         raise ShardSetError(problems)
 
 
 def place_on(
-    held: Mapping[str, tuple[MappedFile, TensorInfo]],
-    device: torch.device,
-    reads: Reads = "auto",
+    held: Held, device: torch.device, reads: Reads = "auto"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor on `device`: a view on cpu; elsewhere copied, and its host pages dropped.
 
-    reads: by the mapping, the next tensors being read ahead, or by large reads past the page
-    cache; auto takes for each file what its share of cached pages makes the faster, and views on
-    cpu. Raises DeviceError naming the tensor that the device cannot hold, before the first copy
-    where it is known that all of them do not fit.
+    They come file by file, in no order to rely on. reads: by the mapping, the next tensors being
+    read ahead, or by large reads, past the page cache but for what other ranks read too; auto
+    takes for each file what its share of cached pages makes the faster, and views on cpu. Raises
+    DeviceError naming the tensor that the device cannot hold, before the first copy where it is
+    known that all of them do not fit, and ShardSetError where a file can no longer be read.
     """
     if device.type == "cpu" and reads != "direct":
         for name, (file, info) in held.items():
@@ -201,49 +132,70 @@ def place_on(
         return
     way = devices.lane(device)
     devices.check_room(way, device, sum(info.size_bytes for _, info in held.values()))
-    ways: dict[Path, str] = {}
-    for file, _ in held.values():
-        if file.path not in ways:  # xla takes whole tensors only
-            ways[file.path] = "mapped" if device.type == "xla" else choose(reads, file.memory)
-    mapped = {n: (f, i) for n, (f, i) in held.items() if ways[f.path] == "mapped"}
-    spans = {name: file.span(info) for name, (file, info) in mapped.items()}
-    with ExitStack() as stack:
-        ahead = stack.enter_context(ReadAhead(spans.values()))
-        opened: dict[Path, DirectFile] = {}
-        for name, (file, info) in held.items():
-            own = spans.get(name)
+    mapped: list[tuple[str, MappedFile, TensorInfo]] = []
+    for file, members in by_file(held):
+        chosen = choose(reads, file.memory, file.path, shared=file.shared)
+        if chosen == "mapped" or device.type == "xla":  # which takes whole tensors only
+            mapped += [(name, file, info) for name, info in members]
+        else:
+            yield from _place_read(device, file, members, direct=chosen == "direct")
+    yield from _place_mapped(way, mapped)
+    way.sync()
 
-            def done(first: int, last: int, span: Span | None = own) -> None:
-                if span is not None:
-                    span.drop(first, last)
-                    ahead.used(last - first)
 
-            try:
-                if name in mapped:
-                    placed = way.put(file.view(info), done)
-                else:
-                    if file.path not in opened:
-                        opened[file.path] = stack.enter_context(DirectFile(file.path))
-                    placed = _read_onto(device, file, info, opened[file.path])
-            except (DeviceError, RuntimeError) as error:  # the latter is the device stack's own
-                raise DeviceError(Problem(f"tensor {name!r}", str(error))) from error
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say which tensor it was that a device, or its stack by a RuntimeError, would not take."""
+    try:
+        yield
+    except (DeviceError, RuntimeError) as error:
+        raise DeviceError(Problem(f"tensor {name!r}", str(error))) from error
+
+
+def _place_mapped(
+    way: devices.Lane, held: Sequence[tuple[str, MappedFile, TensorInfo]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    spans = [file.span(info) for _, file, info in held]
+    with ReadAhead(spans) as ahead:
+        for (name, file, info), span in zip(held, spans, strict=True):
+            with _named(name):
+                placed = way.put(file.view(info), _given_back(file, span, ahead))
             yield name, placed
-        way.sync()
 
 
-def _read_onto(
-    device: torch.device, file: MappedFile, info: TensorInfo, direct: DirectFile
-) -> torch.Tensor:
-    """The tensor on the device, piece by piece by way of the direct reader's buffers."""
-    view = file.view(info)
-    placed = devices.empty(view, device)
-    flat, item = placed.view(-1), view.element_size()
-    start = file.header.data_start + info.start
-    for at, piece in direct.pieces(start, start + info.size_bytes):
-        if piece.data_ptr() % item:
-            piece = piece.clone()
-        flat[at // item : (at + piece.numel()) // item].copy_(piece.view(view.dtype))
-    return placed
+def _given_back(
+    file: MappedFile, span: Span | None, ahead: ReadAhead
+) -> Callable[[int, int], None]:
+    """What to do once the device has a slice: drop its pages, and see that the file stands."""
+
+    def done(first: int, last: int) -> None:
+        file.check_size()
+        if span is not None:
+            span.drop(first, last)
+            ahead.used(last - first)
+
+    return done
+
+
+def _place_read(
+    device: torch.device, file: MappedFile, members: Sequence[Member], *, direct: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """A file's tensors onto the device by way of the reader's buffers, neighbours in one read."""
+    for name, info in members:
+        if not info.size_bytes:
+            yield name, devices.empty(file.like(info), device)
+    with FileReader(file.path, direct=direct) as reader:
+        for name, info, at, piece in parts(reader, file, members):
+            with _named(name):
+                if at == 0:
+                    placed = devices.empty(file.like(info), device)
+                item, size = placed.element_size(), piece.numel()
+                if piece.data_ptr() % item:
+                    piece = piece.clone()
+                flat = placed.view(-1)[at // item : (at + size) // item]
+                flat.copy_(piece.view(placed.dtype))
+            if at + size == info.size_bytes:
+                yield name, placed
 
 
 def load_state_dict(
@@ -261,8 +213,9 @@ def load_state_dict(
     On cpu these are views of the mapped files: nothing is read or copied until used, and writing
     to one changes neither the file nor another process's view. component: which, where several
     are sharded (default: the transformer). tp: the degree you run at, to be checked. verify: read
-    everything against the digests first. reads: "mapped", "direct" (large reads past the page
-    cache, into memory of their own on cpu), or what suits the cache. Raises ShardSetError, or
+    everything against the digests first. reads: "mapped", "direct" (large reads, into memory of
+    their own on cpu, past the page cache but for what other ranks read too), or what suits the
+    cache. A file that cannot be mapped is read, with a warning. Raises ShardSetError, or
     DeviceError before any read where the device is not ready.
     """
     where = devices.resolve(device)
@@ -274,4 +227,5 @@ def load_state_dict(
     held = open_rank(folder, index, rank)
     if verify:
         check_digests(held, index, rank)
-    return dict(place_on(held, where, reads))
+    placed = dict(place_on(held, where, reads))
+    return {name: placed[name] for name in held}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from torch import nn
 
 from shardc.errors import Problem, ShardSetError
 
+GENERATION_CONFIG = "generation_config.json"
+
+log = logging.getLogger("shardc.loaders")
+
 
 def build(class_name: str, folder: Path, config: Mapping[str, Any]) -> nn.Module:
     """The class from its config, under whatever context holds parameters back."""
@@ -19,7 +24,17 @@ def build(class_name: str, folder: Path, config: Mapping[str, Any]) -> nn.Module
         raise ShardSetError(Problem(str(folder), f"this transformers has no class {class_name}"))
     loaded = cls.config_class.from_pretrained(str(folder))
     model: nn.Module = cls(loaded)
+    if cls.can_generate():
+        model.generation_config = _generation_config(folder)
     return model
+
+
+def _generation_config(folder: Path) -> Any:
+    """The folder's own, else what its config.json says of generation: as from_pretrained."""
+    read = transformers.GenerationConfig.from_pretrained
+    if (folder / GENERATION_CONFIG).is_file():
+        return read(str(folder))
+    return read(str(folder), config_file_name="config.json", _from_model_config=True)
 
 
 def load(class_name: str, folder: Path) -> nn.Module:
@@ -61,4 +76,10 @@ def tied(model: nn.Module) -> dict[str, str]:
     config = getattr(model, "config", None)
     if not getattr(config, "tie_word_embeddings", False):
         return {}
-    return dict(getattr(model, "_tied_weights_keys", None) or {})
+    pairs = dict(getattr(model, "_tied_weights_keys", None) or {})
+    placed = dict(model.named_parameters(remove_duplicate=False))
+    for pair in pairs.items():
+        one, other = map(placed.get, pair)
+        if one is not other and not any(p is None or p.is_meta for p in (one, other)):
+            log.warning("%s and %s are one by config.json, but the checkpoint has both", *pair)
+    return pairs

@@ -1,28 +1,34 @@
-"""Faults that others met (names and ties, I/O, loading), each shown not to happen here.
+"""Faults that others met with names, ties and loading, each shown not to happen here.
 
-The case's number is in each test's name. Without a test:
-# G06: does not apply on cpu, where nothing is read before it is used; large reads in file order
-#   are tested with the reading itself (test_reads.py).
-# I08: does not apply on cpu, where nothing is copied; the test is for machines with CUDA.
+The case's number is in each test's name; those of I/O are in test_cases_io.py. Where another
+answer than the case's is right here:
+
+| case | what happens instead |
+|---|---|
+| D02 | sharded, the twin that a manifest names must be in the file or in its metadata |
+| D05 | both twins are kept, with a warning, as transformers does: neither is chosen |
+| D07 | such a prefix tells of another layout, whose other names differ, too: it is refused |
+| D12 | a NUL in a name is refused: no other tool could show the name or pass it on |
+| I06 | adapters are out of scope: refused as weights, and on the loaded model |
+| I08 | on cpu nothing is staged: the test needs CUDA |
 """
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardc
 from shardc.errors import CheckpointError, PlanError, ShardcError, ShardSetError
 from tests import checkpoints as ck
 from tests import ranks
+from tests.tiny import tiny
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -44,18 +50,6 @@ def rewritten(file: Path, change: Callable[[Tensors], Tensors | None]) -> None:
     tensors = load_file(file)
     tensors = change(tensors) or tensors
     save_file({k: v.clone() for k, v in tensors.items()}, file, {"format": "pt"})
-
-
-def tiny(folder: Path, tp: int = 2) -> Path:
-    """A shard set of one component with one tensor a rank shares and one that it does not."""
-    tensors = {
-        "m.weight": ck.Data.count("F32", [8, 4]),
-        "n.weight": ck.Data.count("F32", [4], first=100),
-    }
-    source = ck.component(folder / "source", tensors)
-    rules = ck.manifest(folder / "rules.toml", [{"match": "m", "style": "colwise"}])
-    shardc.build(source, folder / "out", tp, manifest=rules)
-    return folder / "out"
 
 
 @pytest.fixture(scope="module")
@@ -118,20 +112,60 @@ def with_a_head(tensors: Tensors) -> Tensors:
 def test_d03_ties_come_from_the_class(tmp_path: Path) -> None:
     """T5: `shared` alone serves; an unlike lm_head is never taken for the embedding."""
     pipelines.save("flux1", tmp_path / "src")
-    shardc.build(tmp_path / "src", tmp_path / "a", 1)
+    shardc.build(tmp_path / "src", tmp_path / "a", 1, components=["transformer"])
     encoder = load_pipeline(tmp_path / "a").text_encoder_2
     stored = load_file(tmp_path / "src" / "text_encoder_2" / "model.safetensors")
     assert encoder.encoder.embed_tokens.weight is encoder.shared.weight
     assert torch.equal(encoder.shared.weight, stored["shared.weight"])
     rewritten(tmp_path / "src" / "text_encoder_2" / "model.safetensors", with_a_head)
-    shardc.build(tmp_path / "src", tmp_path / "b", 1)
+    shardc.build(tmp_path / "src", tmp_path / "b", 1, components=["transformer"])
     encoder = load_pipeline(tmp_path / "b").text_encoder_2
     assert (encoder.encoder.embed_tokens.weight == 1).all()
     assert (encoder.shared.weight == 1).all()
 
 
-def test_d05_twins_that_differ_are_both_kept(tmp_path: Path) -> None:
+def noted(tensors: Tensors, file: Path) -> None:
+    """Stored as save_model stores it: one twin, the other in the metadata."""
+    other = {"model.embed_tokens.weight": "lm_head.weight"}
+    save_file(
+        {k: v.clone() for k, v in tensors.items()}, file, {"format": "pt", "pt": "x", **other}
+    )
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_d02_a_twin_that_only_the_metadata_has(klein: Path, tmp_path: Path, sharded: bool) -> None:
+    shutil.copytree(klein, tmp_path / "src")
+    file = tmp_path / "src" / "text_encoder" / "model.safetensors"
+    tensors = load_file(file)
+    stored = tensors["model.embed_tokens.weight"]
+    only_the_head(tensors)
+    noted(tensors, file)
+    chosen = None if sharded else ["transformer"]
+    shardc.build(tmp_path / "src", tmp_path / "o", 1, components=chosen)
+    assert shardc.verify(tmp_path / "o", tmp_path / "src").ok
+    encoder = load_pipeline(tmp_path / "o").text_encoder
+    assert hasattr(encoder, "shardc") == sharded
+    for weight in (encoder.lm_head.weight, encoder.model.embed_tokens.weight):
+        assert torch.equal(weight, stored)
+
+
+def test_d02_metadata_that_names_no_twin(tmp_path: Path) -> None:
+    """Of a tensor that is there, or by one that is not."""
+    tensors = {"m.weight": ck.Data.count("F32", [4, 2]), "n.weight": ck.Data.count("F32", [2])}
+    source = ck.component(tmp_path / "s", tensors)
+    metadata = {"format": "m.weight", "m.weight": "n.weight", "x.weight": "gone.weight"}
+    ck.save(next(source.glob("*.safetensors")), tensors, metadata)
+    rules = ck.manifest(tmp_path / "r.toml", [{"match": "m", "style": "colwise"}])
+    shardc.build(source, tmp_path / "o", 1, manifest=rules)
+    assert ck.read_ranks(tmp_path / "o", 1)[0] == tensors
+
+
+def test_d05_twins_that_differ_are_both_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither is chosen: the head is the file's head, the embedding the file's embedding."""
+    import transformers
+
     models.save("qwen3-tied", tmp_path / "src")
 
     def twins(tensors: Tensors) -> None:
@@ -140,13 +174,66 @@ def test_d05_twins_that_differ_are_both_kept(tmp_path: Path) -> None:
     rewritten(tmp_path / "src" / "model.safetensors", twins)
     shardc.build(tmp_path / "src", tmp_path / "o", 1)
     model: Any = load_model(tmp_path / "o")
+    assert "lm_head.weight and model.embed_tokens.weight are one by config.json" in caplog.text
+    theirs: Any = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "src")
+    assert torch.equal(model.lm_head.weight, theirs.lm_head.weight)
+    assert torch.equal(model.model.embed_tokens.weight, theirs.model.embed_tokens.weight)
     assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight + 1)
 
 
-@pytest.mark.parametrize(
-    "prefix", ["module._orig_mod.", "_orig_mod.module.", "model.diffusion_model.", "net."]
-)
-def test_d06_d07_wrapped_names_are_refused_not_guessed(tmp_path: Path, prefix: str) -> None:
+WRAPPED = {
+    "module._orig_mod.m.weight": "m.weight",
+    "_orig_mod.module.layers.1.w": "layers.1.w",
+    "layers.2._orig_mod.w": "layers.2.w",
+    "_fsdp_wrapped_module.layers.3._checkpoint_wrapped_module.w": "layers.3.w",
+    "submodule.w": "submodule.w",
+    "layers.4.module.w": "layers.4.module.w",  # a module of the model may be called that
+}
+
+
+def test_d06_wrappers_are_taken_off_by_whole_components(tmp_path: Path) -> None:
+    tensors = {
+        name: ck.Data.count("F32", [4, 2], first=10 * number)
+        for number, name in enumerate(WRAPPED, 1)
+    }
+    source = ck.component(tmp_path / "s", tensors, files=2)
+    rules = ck.manifest(tmp_path / "r.toml", [{"match": "m", "style": "colwise"}])
+    shardc.build(source, tmp_path / "o", 2, manifest=rules)
+    assert shardc.verify(tmp_path / "o", source).ok
+    shardc.merge(tmp_path / "o", tmp_path / "full")
+    expected = {WRAPPED[name]: data for name, data in tensors.items()}
+    assert ck.read_all(tmp_path / "full") == expected
+    assert load_state_dict(tmp_path / "o", 0).keys() == expected.keys()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_d06_a_model_saved_while_compiled(klein: Path, tmp_path: Path, whole: bool) -> None:
+    shutil.copytree(klein, tmp_path / "src")
+    name = "text_encoder" if whole else "transformer"
+    file = next((tmp_path / "src" / name).glob("*.safetensors"))
+    rewritten(file, lambda t: {f"_orig_mod.{k}": v for k, v in t.items()})
+    for source, out in ((klein, "plain"), (tmp_path / "src", "wrapped")):
+        shardc.build(source, tmp_path / out, 1, components=["transformer"])
+    plain, wrapped = (load_pipeline(tmp_path / out) for out in ("plain", "wrapped"))
+    expected = getattr(plain, name).state_dict()
+    found = getattr(wrapped, name).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_d07_two_tensors_that_are_one_to_the_model(tmp_path: Path) -> None:
+    names = ["m.weight", "module.m.weight"]
+    source = ck.component(tmp_path / "s", {n: ck.Data.count("F32", [4, 2]) for n in names})
+    rules = ck.manifest(tmp_path / "r.toml", [{"match": "m", "style": "colwise"}])
+    with pytest.raises(CheckpointError) as caught:
+        shardc.build(source, tmp_path / "o", 2, manifest=rules)
+    assert "tensors 'm.weight' and 'module.m.weight' are both the model's 'm.weight'" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize("prefix", ["model.diffusion_model.", "net.", "vae."])
+def test_d07_another_layouts_names_are_refused_not_guessed(tmp_path: Path, prefix: str) -> None:
     models.save("flux2", tmp_path / "src")
     file = tmp_path / "src" / "diffusion_pytorch_model.safetensors"
     rewritten(file, lambda t: {prefix + k: v for k, v in t.items()})
@@ -194,103 +281,12 @@ def test_d12_a_tensor_with_the_reserved_name(tmp_path: Path) -> None:
         shardc.build(source, tmp_path / "o", 2, manifest=rules)
 
 
-# --- E02: a file shorter than its header says ------------------------------------------------
-
-
-@pytest.mark.parametrize("cut", [8, 1, "header"])
-def test_e02_a_short_file_is_refused_before_a_read(tmp_path: Path, cut: Any) -> None:
-    out = tiny(tmp_path)
-    for file in (out / "rank-00001-of-00002.safetensors", out / "replicated.safetensors"):
-        whole = file.read_bytes()
-        file.write_bytes(whole[:20] if cut == "header" else whole[:-cut])
-        with pytest.raises(ShardSetError, match=file.name) as caught:
-            load_state_dict(out, 1)
-        if cut != "header":
-            needed = len(whole) - 4096  # data starts there
-            message = f"tensors take {needed} bytes, the file holds {needed - cut}"
-            assert message in str(caught.value)
-        file.write_bytes(whole)
-    source = next((tmp_path / "source").glob("*.safetensors"))
-    whole = source.read_bytes()
-    source.write_bytes(whole[:20] if cut == "header" else whole[:-cut])
-    with pytest.raises(CheckpointError, match=source.name):
-        shardc.plan(tmp_path / "source", 2, manifest=tmp_path / "rules.toml")
-
-
-# --- G: I/O --------------------------------------------------------------------------------------
-
-
-def test_g01_a_file_cut_while_it_is_read_is_an_error_with_path_and_offset(tmp_path: Path) -> None:
-    reads = pytest.importorskip("shardc.loaders.reads")
-    path = tmp_path / "x"
-    path.write_bytes(bytes(1 << 20))
-    with reads.DirectFile(path) as file:
-        os.truncate(path, 1 << 19)
-        with pytest.raises(ShardSetError, match=r"x: ends at byte 524288"):
-            list(file.pieces(0, 1 << 20))
-
-
-@pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOMEM])
-def test_g02_g03_a_file_that_cannot_be_mapped_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """As on mounts without mmap, and where the address space is limited."""
-    out = tiny(tmp_path)
-
-    def fails(*_: Any, **__: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(mmap, "mmap", fails)
-    with pytest.raises(ShardSetError, match=f"cannot be mapped: {os.strerror(number)}"):
-        load_state_dict(out, 1)
-
-
-def mapped(rank: int, path: Path) -> Any:
-    held = load_state_dict(path, rank)
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return {Path(line.split()[-1]).name for line in lines if str(path) in line}, len(held)
-
-
-@pytest.mark.slow
-def test_g05_a_rank_opens_its_own_files_only(tmp_path: Path) -> None:
-    out = tiny(tmp_path, 4)
-    for rank, (files, count) in enumerate(ranks.values(ranks.run(mapped, 4, out))):
-        assert files == {f"rank-{rank:05d}-of-00004.safetensors", "replicated.safetensors"}
-        assert count == 2
-
-
-class Asked:
-    """A span that only tells what was asked of it."""
-
-    size_bytes = 1 << 30
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.threads: set[str] = set()
-
-    def read_ahead(self, first: int, last: int) -> None:
-        self.bytes += last - first
-        self.threads.add(threading.current_thread().name)
-
-    def drop(self, first: int, last: int) -> None:
-        pass
-
-
-def test_g07_what_is_read_ahead_is_bounded(tmp_path: Path) -> None:
-    """One thread a rank, however many tensors, and a window of bytes before the slow consumer."""
-    from shardc.loaders import pages
-
-    spans: list[Any] = [Asked() for _ in range(8)]
-    used = 0
-    with pages.ReadAhead(spans) as ahead:
-        for _ in range(20):
-            threading.Event().wait(0.005)
-            asked = sum(span.bytes for span in spans)
-            assert asked - used <= pages.AHEAD_BYTES + pages.SLICE_BYTES
-            ahead.used(16 << 20)
-            used += 16 << 20
-    assert sum(span.bytes for span in spans) > pages.SLICE_BYTES
-    assert len(set.union(*(span.threads for span in spans))) == 1
+def test_d12_a_name_with_a_nul(tmp_path: Path) -> None:
+    tensors = {"m.weight": ck.Data.count("F32", [4, 2]), "a\0b": ck.Data.count("F32", [2])}
+    source = ck.component(tmp_path / "s", tensors)
+    rules = ck.manifest(tmp_path / "r.toml", [{"match": "m", "style": "colwise"}])
+    with pytest.raises(CheckpointError, match=r"tensor 'a\\x00b': a name must be .* free of NUL"):
+        shardc.plan(source, 2, manifest=rules)
 
 
 # --- I: loading -----------------------------------------------------------------------------------
@@ -413,10 +409,73 @@ def test_i06_adapters_are_refused(klein: Path, tmp_path: Path) -> None:
                 getattr(owner, call)("x")
 
 
+LORA = {
+    "base_model.model.m.lora_A.weight": ck.Data.count("F32", [2, 4]),
+    "base_model.model.m.lora_B.weight": ck.Data.count("F32", [8, 2]),
+}
+WHOLE = {"m.weight": ck.Data.count("F32", [8, 4]), "n.weight": ck.Data.count("F32", [4])}
+COLWISE = [{"match": "m", "style": "colwise"}]
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "pytorch_lora_weights.safetensors"])
+def test_i06_an_adapter_beside_the_weights_is_refused(tmp_path: Path, name: str) -> None:
+    """A library may apply it as it loads; shardc would not."""
+    source = ck.component(tmp_path / "s", WHOLE)
+    ck.save(source / name, LORA)
+    rules = ck.manifest(tmp_path / "r.toml", COLWISE)
+    with pytest.raises(CheckpointError, match=f"{name} is an adapter.*fuse the adapter into"):
+        shardc.build(source, tmp_path / "o", 2, manifest=rules)
+
+
+def test_i06_an_adapter_is_no_model(tmp_path: Path) -> None:
+    ck.component(tmp_path / "s", {})
+    next((tmp_path / "s").glob("*.safetensors")).unlink()
+    ck.save(tmp_path / "s" / "adapter_model.safetensors", LORA)
+    rules = ck.manifest(tmp_path / "r.toml", COLWISE)
+    for source in (tmp_path / "s", tmp_path / "s" / "adapter_model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"adapter.*fuse the adapter into the weights"):
+            shardc.build(source, tmp_path / "o", 2, manifest=rules)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "m.lora_A.default.weight",
+        "m.lora_B",
+        "to_q_lora.down.weight",
+        "to_q.lora_linear_layer.up.weight",
+        "lora_unet_blocks_0_q.lora_up.weight",
+        "lora_unet_blocks_0_q.hada_w1_a",
+        "lora_unet_blocks_0_q.lokr_w2",
+    ],
+)
+def test_i06_adapters_within_the_weights_are_refused(tmp_path: Path, name: str) -> None:
+    """As in a model that was saved with its adapter still beside each layer."""
+    source = ck.component(tmp_path / "s", {**WHOLE, name: ck.Data.count("F32", [2, 4])})
+    rules = ck.manifest(tmp_path / "r.toml", COLWISE)
+    with pytest.raises(CheckpointError) as caught:
+        shardc.build(source, tmp_path / "o", 2, manifest=rules)
+    assert f"tensor {name!r} is an adapter's, one of 1" in str(caught.value)
+    assert "diffusion_pytorch_model.safetensors" in str(caught.value)
+
+
+def test_i06_adapters_elsewhere_are_told_of_and_left_out(tmp_path: Path) -> None:
+    pipe = ck.pipeline(tmp_path / "pipe", {"transformer": ck.CLASS})
+    ck.component(pipe / "transformer", {**WHOLE, "explora.down.weight": WHOLE["n.weight"]})
+    ck.save(pipe / "pytorch_lora_weights.safetensors", LORA)
+    ck.save(pipe / "transformer" / "style" / "adapter_model.safetensors", LORA)
+    (pipe / "transformer" / "style" / "adapter_config.json").write_text("{}")
+    rules = ck.manifest(tmp_path / "r.toml", COLWISE)
+    plan = shardc.plan(pipe, 2, manifest=rules)
+    left = {*plan.checkpoint.left_out, *plan.components[0].component.left_out}
+    names = {"adapter_model.safetensors", "adapter_config.json", "pytorch_lora_weights.safetensors"}
+    assert {Path(name).name for name in left} == names
+    shardc.build(pipe, tmp_path / "o", 2, manifest=rules)
+    assert not {path.name for path in (tmp_path / "o").rglob("*")} & names
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_i08_a_staging_buffer_is_not_filled_before_it_was_copied(tmp_path: Path) -> None:
-    import numpy as np
-
     tensors = {
         f"t{n}.weight": ck.Data("F32", (1 << 20,), np.full(1 << 20, n, "<f4").tobytes())
         for n in range(50)
@@ -430,7 +489,8 @@ def test_i08_a_staging_buffer_is_not_filled_before_it_was_copied(tmp_path: Path)
 
 
 def test_the_cases_are_all_here() -> None:
-    text = Path(__file__).read_text()
+    here = Path(__file__)
+    text = here.read_text() + here.with_name("test_cases_io.py").read_text()
     cases = {
         "D": "01 02 03 05 06 07 09 10 12",
         "E": "02",
@@ -438,4 +498,4 @@ def test_the_cases_are_all_here() -> None:
         "I": "01 02 03 04 06 08",
     }
     names = [f"{group}{number}" for group, numbers in cases.items() for number in numbers.split()]
-    assert [n for n in names if f"_{n.lower()}_" not in text and f"# {n}: " not in text] == []
+    assert [n for n in names if f"_{n.lower()}_" not in text] == []

@@ -81,10 +81,16 @@ def test_format_document_names_every_key_of_the_index() -> None:
 
 def test_loading_document_has_every_argument_and_refusal() -> None:
     pytest.importorskip("torch")
-    from shardc.loaders import load_model, load_pipeline, load_state_dict, refusals
+    from shardc.loaders import (
+        load_model,
+        load_pipeline,
+        load_rank_weights,
+        load_state_dict,
+        refusals,
+    )
 
     text = (ROOT / "docs" / "loading.md").read_text()
-    for function in (load_model, load_pipeline, load_state_dict):
+    for function in (load_model, load_pipeline, load_rank_weights, load_state_dict):
         shown = re.search(rf"^\| `{function.__name__}\((.*)\)` \|", text, re.M)
         assert shown is not None
         names = re.findall(r"(\w+)(?:=[^,]*)?(?:, |$)", shown[1].replace("*, ", ""))

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from shardc.errors import ShardSetError  # noqa: E402
 from shardc.loaders import load_state_dict  # noqa: E402
-from shardc.loaders.storage import DTYPES  # noqa: E402
+from shardc.loaders.mapped import DTYPES  # noqa: E402
 
 TENSORS = {
     "up.weight": Data.count("BF16", (8, 6)),
