@@ -1,22 +1,28 @@
-"""A manifest from a class's own TP plan. The only module that imports diffusers or transformers.
+"""A manifest from a class's own TP plan, or from the names of its modules.
 
-The plan says which Linears are cut and how; units come from the head counts that its modules
-declare. What it writes is a proposal, marked as unproven.
+The only module that imports diffusers or transformers. The plan says which Linears are cut and how;
+units and local attributes come from the head counts that modules declare. What it writes is a
+proposal, marked as unproven.
 """
 
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardc import naming
 from shardc.checkpoint import class_of
 from shardc.errors import ManifestError, Problem
 from shardc.header import parse_json
 
 HEAD_COUNTS = ("heads", "num_heads", "num_attention_heads", "n_heads")
 KV_HEAD_COUNTS = ("kv_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads")
+WIDTHS = ("inner_dim", "embed_dim")
+KV_WIDTHS = ("inner_kv_dim",)
+CONTAINERS = ("ModuleList", "Sequential", "ModuleDict")
 KV_NAMES = ("k_proj", "v_proj", "to_k", "to_v", "add_k_proj", "add_v_proj")
 # transformers' words for what a manifest says; None: replicated, no rule needed.
 TRANSFORMERS_STYLES = {
@@ -36,34 +42,48 @@ TRANSFORMERS_STYLES = {
 def derive(target: str, config: Path | None = None) -> str:
     """TOML text of a manifest for class `target`, from `_tp_plan` or `base_model_tp_plan`.
 
-    config: a config.json to build the class from (on the meta device), else its defaults. Raises
-    ManifestError where the class or its plan is missing, or a style has no counterpart.
+    config: a config.json, or the case file of a proof, to build the class from (on the meta device),
+    else its defaults. Raises ManifestError where the class or its plan is missing, or a style has
+    no counterpart.
     """
     values = None if config is None else _read_config(config, target)
     model, library = _meta_model(target, values)
     plan = (
         dict(getattr(model, "_tp_plan", None) or {}) if library == "diffusers" else _hf_plan(model)
     )
+    origin = "own TP plan" if plan else "module names: it has no TP plan of its own"
+    plan = plan or naming.plan(model)
     if not plan:
-        raise ManifestError(
-            Problem(target, "the class has no TP plan of its own", "write one: docs/manifest.md")
-        )
+        what = "the class has no TP plan of its own, and none of its modules has a name that tells"
+        raise ManifestError(Problem(target, what, "write one: docs/new-model.md"))
     rules = list(_rules(model, plan, target))
     lines = [
-        f"# Derived from {target}'s own TP plan.",
-        "# Unproven: check units and blocks, and whether the norms and head counts behind the cut",
-        "# Linears follow. Sizes are those of one config.",
+        f"# Derived from {target}'s {origin}.",
+        "# Unproven: check units and blocks, and whether all that follows from them is there, then",
+        "# `shardc manifest check --prove` it (docs/new-model.md). Sizes are those of one config.",
+        *(f"# Left whole, as its layout must be declared: {name}" for name in _fused(model, plan)),
         "schema = 1",
         f'library = "{library}"',
         f'class = "{target}"',
     ]
+    alike: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for match, fields in rules:
-        lines += ["", "[[rule]]", f"match = {json.dumps(match)}"]
+        alike.setdefault(json.dumps(fields), ([], fields))[0].append(match)
+    for matches, fields in alike.values():
+        lines += ["", "[[rule]]", f"match = {_listed(matches)}"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+    shares: dict[str, tuple[list[str], dict[str, str]]] = {}
+    for match, told in _locals(model, plan).items():
+        shares.setdefault(json.dumps(told), ([], told))[0].append(match)
+    for matches, told in shares.values():
+        lines += ["", "[[local]]", f"match = {_listed(matches)}"]
+        lines += [f"set.{key} = {json.dumps(value)}" for key, value in told.items()]
     return "\n".join(lines) + "\n"
 
 
 def _read_config(path: Path, target: str) -> dict[str, Any]:
+    if path.suffix == ".py":
+        return dict(runpy.run_path(str(path))["config"])
     try:
         values = parse_json(path.read_bytes(), str(path))
     except OSError as error:
@@ -127,6 +147,49 @@ def _rules(model: Any, plan: dict[str, Any], target: str) -> Iterator[tuple[str,
         raise ManifestError(problems)
 
 
+def _listed(matches: list[str]) -> str:
+    if len(matches) == 1:
+        return json.dumps(matches[0])
+    return "[\n" + "".join(f"  {json.dumps(match)},\n" for match in matches) + "]"
+
+
+def _fused(model: Any, plan: dict[str, Any]) -> list[str]:
+    return [name for name in naming.fused(model) if name not in plan]
+
+
+def _locals(model: Any, plan: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """What attention modules around cut Linears count by: a rank's own share of it, by pattern."""
+    modules = dict(model.named_modules())
+    found: dict[str, dict[str, str]] = {}
+    for match in plan:
+        name = _first(match, modules)
+        owner = "" if name is None else name.rpartition(".")[0]
+        while owner and type(modules[owner]).__name__ in CONTAINERS:
+            owner = owner.rpartition(".")[0]
+        if not owner:
+            continue
+        module = modules[owner]
+        heads, kv = _integer(module, HEAD_COUNTS), _integer(module, KV_HEAD_COUNTS)
+        config = getattr(module, "config", None)
+        told: dict[str, str] = {}
+        for attribute, value in vars(module).items():
+            if type(value) is not int:
+                continue
+            if attribute in (*HEAD_COUNTS, *KV_HEAD_COUNTS):
+                told[attribute] = f"local({value})"
+            elif attribute in WIDTHS and heads and value % heads == 0:
+                told[attribute] = f"local({heads}) * {value // heads}"
+            elif attribute in KV_WIDTHS and (kv or heads) and value % (kv or heads or 1) == 0:
+                count = kv or heads or 1
+                told[attribute] = f"local({count}) * {value // count}"
+            elif attribute == "num_key_value_groups":
+                every = _integer(config, HEAD_COUNTS), _integer(config, KV_HEAD_COUNTS)
+                told[attribute] = f"local({every[0]}) // local({every[1]})"
+        if told:
+            found[naming.generalised(f"{owner}.x")[:-2]] = told
+    return found
+
+
 def _first(match: str, modules: dict[str, Any]) -> str | None:
     parts = match.split(".")
     for name in modules:
@@ -138,6 +201,11 @@ def _first(match: str, modules: dict[str, Any]) -> str | None:
 
 def _fields(modules: dict[str, Any], name: str, style: Any, word: str) -> dict[str, Any]:
     module = modules[name]
+    if word == "sharded_norm":
+        size = module.weight.shape[0]
+        query = next(n for n in modules if n.rpartition(".")[0] == name.rpartition(".")[0])
+        unit = _head_size(modules, query, size)[0]
+        return {"style": word, **({"unit": unit} if unit else {})}
     rows, columns = module.weight.shape[0], module.weight.shape[1]
     rowwise = word in ("rowwise", "packed_rowwise")
     size = columns if rowwise else rows
@@ -148,6 +216,8 @@ def _fields(modules: dict[str, Any], name: str, style: Any, word: str) -> dict[s
         declared = getattr(style, "blocks", None) or getattr(
             module, f"_tp_packed_{side}_blocks", None
         )
+        if isinstance(style, str) and not declared and not rowwise:  # by its name: [gate | up]
+            declared = (1, 1)
         if not declared:
             raise ManifestError(Problem(name, f"{word}, but neither plan nor module names blocks"))
         share = size // sum(declared)
@@ -169,7 +239,7 @@ def _owners(modules: dict[str, Any], name: str) -> Iterator[Any]:
     """The modules around `name`, inmost first, bare containers passed over."""
     while "." in name:
         name = name.rpartition(".")[0]
-        if type(modules[name]).__name__ not in ("ModuleList", "Sequential", "ModuleDict"):
+        if type(modules[name]).__name__ not in CONTAINERS:
             yield modules[name]
 
 

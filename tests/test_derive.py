@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def by_module(manifest: Manifest) -> dict[str, tuple[object, ...]]:
-    return {rule.patterns[0]: (rule.style, rule.unit, rule.blocks) for rule in manifest.rules}
+    return {p: (r.style, r.unit, r.blocks) for r in manifest.rules for p in r.patterns}
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_transformers_plan_with_grouped_queries(tmp_path: Path) -> None:
     )
     config.save_pretrained(tmp_path)
     manifest = parse_manifest(derive("Qwen3ForCausalLM", tmp_path / "config.json"), "x.toml")
-    rules = {rule.patterns[0]: rule for rule in manifest.rules}
+    rules = {pattern: rule for rule in manifest.rules for pattern in rule.patterns}
     assert rules["model.layers.*.self_attn.q_proj"].repeat is False
     assert rules["model.layers.*.self_attn.k_proj"].repeat is True
     assert rules["model.layers.*.self_attn.k_proj"].unit == 8
@@ -84,5 +84,17 @@ def test_a_class_that_nobody_has() -> None:
 
 
 def test_a_class_without_a_plan() -> None:
+    """Its modules' names tell what diffusers' own plans do for those that have one."""
+    import diffusers
+
+    from shardc import naming
+
+    model = diffusers.FluxTransformer2DModel(num_layers=1, num_single_layers=1)
+    plan = model._tp_plan
+    told = naming.plan(model)
+    assert told == {m: style for m, style in plan.items() if not m.startswith("single_")}
+
+
+def test_a_class_whose_names_tell_nothing() -> None:
     with pytest.raises(ManifestError, match="no TP plan"):
-        derive("AutoencoderKL")
+        derive("AutoencoderTiny")

@@ -39,6 +39,9 @@ def test_every_command_shown_runs(document: Path, tmp_path: Path) -> None:
     (programs / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     (programs / "python").chmod(0o755)
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    for block in blocks(document, "py"):
+        if name := re.match(r"# (\w+\.py)\b", block):
+            (tmp_path / name[1]).write_text(block)
     for command in commands(document):
         done = subprocess.run(
             command,

@@ -44,6 +44,7 @@ HOUSE = (
     "files",
     "builder",
     "convert",
+    "naming",
     "derive",
     "api",
     "demo",

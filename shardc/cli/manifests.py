@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardc.cli.options import PATH, ManifestName, json_option, variant_option
 from shardc.cli.output import console, reporting, say_json, table
+
+if TYPE_CHECKING:
+    from shardc.manifest import Manifest
 
 
 @click.group()
@@ -75,16 +79,32 @@ def show(name: str) -> None:
 @manifest.command()
 @click.argument("name", type=ManifestName())
 @click.argument("src", type=PATH, required=False)
+@click.option(
+    "--prove",
+    "case",
+    type=PATH,
+    metavar="CASE.py",
+    help="Shard and run this tiny configuration, and compare it with the unsharded model.",
+)
+@click.option("--tp", type=int, default=2, show_default=True, help="Ranks to prove it on.")
 @variant_option
 @json_option
 @reporting
-def check(name: str, src: Path | None, variant: str | None, as_json: bool) -> None:
+def check(
+    name: str,
+    src: Path | None,
+    case: Path | None,
+    tp: int,
+    variant: str | None,
+    as_json: bool,
+) -> None:
     """Check manifest NAME by itself and, where SRC is given, against that checkpoint.
 
     \b
     Example:
       shardc manifest check my-model.toml
       shardc manifest check my-model.toml path/to/transformer
+      shardc manifest check my-model.toml --prove case.py
     """
     from shardc import api, library
 
@@ -98,15 +118,33 @@ def check(name: str, src: Path | None, variant: str | None, as_json: bool) -> No
         report["components"] = [
             part for part in planned["components"] if part["manifest"] == found.name
         ]
+    if case is not None:
+        from shardc.loaders.prove import prove
+
+        proofs = prove(name, case, tp)
+        report["proofs"] = [proof.to_json() for proof in proofs]
+        report["ok"] = all(proof.ok for proof in proofs)
     if as_json:
         say_json(report)
-        return
+    else:
+        show_check(found, report)
+    if not report["ok"]:
+        sys.exit(1)
+
+
+def show_check(found: Manifest, report: dict[str, Any]) -> None:
+    """What a check of a manifest found, a line each."""
     click.echo(f"{found.name}: {len(found.rules)} rules, no problem in itself")
     for part in report.get("components", ()):
         legal = ", ".join(map(str, part["legal_degrees"]))
         click.echo(f"{part['class']}: {part['tensors']} tensors, legal degrees to 64: {legal}")
         for text in part["unused_optional"]:
             click.echo(f"optional rule unused: {text}")
+    for proof in report.get("proofs", ()):
+        click.echo(
+            f"{proof['class_name']}, profile {proof['profile']}, {proof['tp']} ranks: "
+            f"{'proven' if proof['ok'] else 'WRONG'}, error {proof['error']:.1e}"
+        )
 
 
 @manifest.command()
@@ -115,9 +153,10 @@ def check(name: str, src: Path | None, variant: str | None, as_json: bool) -> No
 @click.option("-o", "--out", type=PATH, help="Write the file instead of stdout.")
 @reporting
 def derive(target: str, config: Path | None, out: Path | None) -> None:
-    """Write a manifest from CLASS's own TP plan (needs diffusers or transformers).
+    """Write a manifest from CLASS's own TP plan, else from its modules' names.
 
-    What it writes is a proposal: check it, then pass it with --manifest.
+    Needs diffusers or transformers. What it writes is a proposal: prove it (manifest check), then
+    pass it with --manifest.
 
     \b
     Example:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from shardc.loaders.prove import randomise
+
 
 class Draw:
     """Inputs for one forward: the same ones for the whole model and for every rank."""
@@ -35,7 +37,7 @@ class Case:
     config: keyword arguments of a diffusers class, or of a transformers class's config.
     inputs: the forward's keyword arguments. option: what sets this case apart from the class's
     first one. ranks: degrees to run at. padded: degrees that do not divide its heads, to run at
-    with zero heads.
+    with zero heads. bf16: False where its library itself cannot run it in bf16.
     """
 
     class_name: str
@@ -45,13 +47,14 @@ class Case:
     library: str = "diffusers"
     ranks: tuple[int, ...] = (2, 4)
     padded: tuple[int, ...] = ()
+    bf16: bool = True
 
     @property
     def name(self) -> str:
         return f"{self.class_name} {self.option}".strip()
 
     def build(self) -> Any:
-        """The model, fp32, eval, every parameter and persistent buffer random."""
+        """The model, fp32, eval, every parameter random."""
         library: Any = importlib.import_module(self.library)
         cls = getattr(library, self.class_name)
         torch.manual_seed(0)
@@ -59,7 +62,8 @@ class Case:
             model = cls(**self.config)
         else:
             model = cls(cls.config_class(**self.config))
-        return randomised(model)
+        randomise(model)
+        return model
 
 
 @dataclass(frozen=True)
@@ -70,23 +74,6 @@ class Published:
     class_name: str
     config: Mapping[str, Any]
     library: str = "diffusers"
-
-
-def randomised(model: Any) -> Any:
-    """Every parameter random, norms and gates too, so that no mistake hides behind a zero.
-
-    Matrices keep the scale of what goes through them, so that the output depends on every layer.
-    """
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim > 1:
-                scale = parameter[0].numel() ** -0.5
-                parameter.copy_(noise * scale)
-            else:
-                parameter.copy_(noise * 0.1 if name.endswith("bias") else 1 + noise * 0.2)
-    return model.eval()
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -26,10 +27,10 @@ TP = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """bf16 bytes: of all weights, and those a rank holds at `tp` in each profile."""
+    """Parameters, legal degrees, and the bytes that a rank holds at `tp` in each profile."""
 
     published: Published
-    total_bytes: int
+    parameters: int
     degrees: tuple[int, ...]
     tp: int
     rank_bytes: dict[str, int]
@@ -51,7 +52,7 @@ def on_meta(one: Published) -> tuple[Any, dict[str, Any]]:
 
 
 def write_sparse(one: Published, folder: Path) -> int:
-    """A checkpoint of the true names and shapes whose data are holes; its bytes."""
+    """A checkpoint of the true names and shapes whose data are holes; its parameters."""
     model, config = on_meta(one)
     tied = {} if one.library == "diffusers" else dict(model.all_tied_weights_keys or {})
     wide = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
@@ -69,7 +70,7 @@ def write_sparse(one: Published, folder: Path) -> int:
     with path.open("r+b") as file:
         file.truncate(len(header) + infos[-1].stop)
     (folder / "config.json").write_text(json.dumps(config, default=str))
-    return infos[-1].stop
+    return sum(math.prod(shape) for _, dtype, shape in rows if dtype != "I64")
 
 
 def measure(one: Published) -> Sizes:
@@ -100,7 +101,7 @@ def main(texts: list[str]) -> int:
             sys.stdout.write(f"{one.repo}: FAILED {type(error).__name__}: {error}\n")
             continue
         sys.stdout.write(
-            f"{one.repo} ({one.class_name}): {found.total_bytes / 2e9:.2f}B; degrees "
+            f"{one.repo} ({one.class_name}): {found.parameters / 1e9:.2f}B; degrees "
             f"{', '.join(map(str, found.degrees))}; at tp {found.tp}: compact "
             f"{found.rank_bytes['compact'] / 1e9:.3f} GB ({found.replicated_bytes / 1e6:.1f} MB "
             f"replicated), native {found.rank_bytes['native'] / 1e9:.3f} GB\n"
