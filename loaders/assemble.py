@@ -20,7 +20,7 @@ from shardc.index import Index
 from shardc.loaders import devices
 from shardc.loaders.group import Ranks
 from shardc.loaders.mapped import DTYPES, Held
-from shardc.loaders.parallel import gather_rows
+from shardc.loaders.parallel import gather_rows, wire_embedding
 from shardc.loaders.reads import Reads
 from shardc.loaders.storage import place_on
 
@@ -134,12 +134,15 @@ def tie(model: nn.Module, library: str) -> dict[str, str]:
 
 
 def tie_heads(model: nn.Module, library: str, index: Index, ranks: Ranks) -> None:
-    """A head that a checkpoint leaves out shares the embedding's rows, this rank's part of them."""
+    """What a checkpoint leaves out shares its twin's rows: a head, or a second embedding."""
     assert ranks.group is not None
     for absent, present in tie(model, library).items():
         entry = index.tensors[present]
-        if entry.style == "vocab_parallel":
-            gather_rows(model.get_submodule(absent.rpartition(".")[0]), entry.shape[0], ranks.group)
+        twin = model.get_submodule(absent.rpartition(".")[0])
+        if entry.style == "vocab_parallel" and isinstance(twin, nn.Embedding):
+            wire_embedding(twin, entry, ranks.rank, ranks.group)
+        elif entry.style == "vocab_parallel":
+            gather_rows(twin, entry.shape[0], ranks.group)
         elif entry.placement.dim is not None:
             what = f"shares its weight with {present}, which is sharded {entry.style}"
             raise ShardSetError(Problem(absent, what, "rename it in the checkpoint, then build"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 # A rank that dies is seen at once, its connections break; this is for one that hangs. Ranks of one
 # host may read a cold volume at very different speeds, so it is generous.
 CONTROL_TIMEOUT = timedelta(minutes=10)
+
+
+Facts = Sequence[tuple[str, str]]
 
 
 class Ranks:
@@ -51,10 +55,11 @@ class Ranks:
         )
         return made
 
-    def agree(self, error: BaseException | None, facts: Any = None) -> None:
+    def agree(self, error: BaseException | None, facts: Facts = ()) -> None:
         """Meet the other ranks: raise this rank's error, or say which rank's it is.
 
-        facts: what must be the same everywhere (the plan's digest). Every rank must call this.
+        facts: what must be the same everywhere, each with its name (the plan's digest, say). Every
+        rank must call this.
         """
         if self._control is None:
             if error is not None:
@@ -75,7 +80,15 @@ class Ranks:
         failed = [(rank, reason) for rank, (reason, _) in enumerate(told) if reason is not None]
         if failed:
             raise ShardSetError(Problem(f"rank {rank}", reason) for rank, reason in failed)
-        if any(other != facts for _, other in told):
-            raise ShardSetError(
-                Problem("ranks", "they do not load the same shard set", "give all the same path")
-            )
+        for rank, (_, other) in enumerate(told):
+            if other != facts:
+                raise ShardSetError(_differs(self.rank, facts, rank, other))
+
+
+def _differs(own: int, mine: Facts, rank: int, theirs: Facts) -> Problem:
+    """What this rank and another would load otherwise."""
+    for (what, one), (_, other) in zip(mine, theirs, strict=False):
+        if what == "runtime" and one != other:
+            said = ", ".join(f"rank {n}'s is {r!r}" for n, r in sorted([(own, one), (rank, other)]))
+            return Problem("ranks", f"they do not load with the same runtime: {said}")
+    return Problem("ranks", "they do not load the same shard set", "give all the same path")

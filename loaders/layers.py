@@ -173,6 +173,22 @@ class Sliced(Parallel):
         return torch.cat([part, part.new_zeros(missing)], dim)
 
 
+class GatheredOutput(Parallel):
+    """Each tensor of the output, of all ranks' parts along `shardc_dim`."""
+
+    shardc_dim: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._whole(super().forward(*args, **kwargs))
+
+    def _whole(self, output: Any) -> Any:
+        if isinstance(output, tuple | list):
+            return type(output)(self._whole(one) for one in output)
+        if not isinstance(output, torch.Tensor):
+            return output
+        return gather(output, self.shardc_dim, self.shardc_group)
+
+
 class Reduced(Parallel):
     """The module's output, summed over the ranks."""
 

@@ -103,7 +103,7 @@ def load_model(
         name = choose_component(shard_set, component)
         check_rank(shard_set.components[name], ranks.rank, ranks.size, shard_set.folder(name))
         opened = open_part(shard_set, name, ranks, runtime)
-        facts += [opened.index.plan, runtime]
+        facts += [("shard set", opened.index.plan), ("runtime", runtime)]
     return load_part(opened, path, ranks, mesh, where, runtime, timings, reads)
 
 

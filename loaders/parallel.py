@@ -56,7 +56,7 @@ def parallelize(
                 raise Misfit(f"{entry.style} is not for the raw parameter {leaf!r}")
         except Misfit as misfit:
             problems.append(Problem(owner, str(misfit)))
-    problems += _localize(modules, manifest, dims, rank, group)
+    problems += _localize(modules, manifest, index.profile, dims, rank, group)
     if problems:
         raise ShardSetError(problems)
 
@@ -70,7 +70,7 @@ def _wire(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup)
     elif isinstance(module, CONVOLUTIONS) and _is_plain(module, type(module)):
         _wire_convolution(module, entry, group)
     elif isinstance(module, nn.Embedding):
-        _wire_embedding(module, entry, rank, group)
+        wire_embedding(module, entry, rank, group)
     elif style not in SILENT:
         raise Misfit(f"{style} is not supported for a {type(module).__name__}")
 
@@ -104,9 +104,9 @@ def _wire_convolution(module: nn.Module, entry: TensorEntry, group: ProcessGroup
     _expect_dim(entry, entry.style in ROWWISE)
     rows, groups = module.weight.shape[0], module.groups
     if entry.style in SILENT:
-        if groups * rows % entry.shape[0]:
-            raise Misfit(f"{rows} of {entry.shape[0]} channels cut one of its {groups} groups")
         if groups > 1:
+            if groups * rows % entry.shape[0]:
+                raise Misfit(f"{rows} of {entry.shape[0]} channels cut one of its {groups} groups")
             module.groups = groups * rows // entry.shape[0]
             module.in_channels = module.in_channels * rows // entry.shape[0]
     elif groups > 1:
@@ -122,7 +122,8 @@ def _wire_convolution(module: nn.Module, entry: TensorEntry, group: ProcessGroup
     module.out_channels = rows
 
 
-def _wire_embedding(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup) -> None:
+def wire_embedding(module: nn.Module, entry: TensorEntry, rank: int, group: ProcessGroup) -> None:
+    """An embedding of this rank's rows, or of its columns."""
     assert isinstance(module, nn.Embedding)
     local = module.weight.shape[0]
     if entry.style == "vocab_parallel":
@@ -186,6 +187,7 @@ def gather_rows(module: nn.Module, width: int, group: ProcessGroup) -> None:
 def _localize(
     modules: Mapping[str, nn.Module],
     manifest: Manifest,
+    profile: str,
     dims: Dims,
     rank: int,
     group: ProcessGroup,
@@ -193,7 +195,7 @@ def _localize(
     names = [tuple(name.split(".")) for name in modules]
     for number, local in enumerate(manifest.locals, 1):
         where = f"{manifest.name}: local {number}"
-        if not dims.applies(local):
+        if local.profile not in (None, profile) or not dims.applies(local):
             continue
         found = set()
         for text in local.patterns:
@@ -241,5 +243,7 @@ def _share_output(
             shardc_rank=rank,
             shardc_ranks=group.size(),
         )
+    if local.gather is not None:
+        mix(module, layers.GatheredOutput, group, shardc_dim=local.gather)
     if local.reduce:
         mix(module, layers.Reduced, group)

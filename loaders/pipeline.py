@@ -63,7 +63,7 @@ def load_pipeline(
                 own = _runtime_of(shard_set.components[name], runtime)
                 with timed(timings, "open"):
                     opened.append((open_part(shard_set, name, ranks, own), own, timings))
-                facts += [opened[-1][0].index.plan, own]
+                facts += [("shard set", opened[-1][0].index.plan), ("runtime", own)]
     with together(ranks):
         for name, (library, class_name) in listed.items():
             # what is of neither library (a pipeline's own module), diffusers loads

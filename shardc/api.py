@@ -8,9 +8,9 @@ from pathlib import Path
 from shardc import convert, library, verifier
 from shardc.builder import BuildReport, Resources
 from shardc.builder import build as build_plan
-from shardc.checkpoint import open_checkpoint
+from shardc.checkpoint import Component, open_checkpoint
 from shardc.errors import PlanError, Problem, ShardcError
-from shardc.manifest import Profile
+from shardc.manifest import Manifest, Profile
 from shardc.planner import (
     DEFAULT_PART_BYTES,
     ComponentPlan,
@@ -41,7 +41,8 @@ def plan(
 
     src: a pipeline folder, a component folder or a .safetensors file. manifest: a bundled name or
     a TOML file; the components whose class it serves follow it, the others the bundled one for
-    their class. components: shard only these, keep the others whole. pad_heads: add zero heads and
+    their class; an encoder whose heads do not allow `tp` is kept whole, and the plan says so.
+    components: shard only these, keep the others whole. pad_heads: add zero heads and
     columns where `tp` does not divide.
     Raises CheckpointError, ManifestError or PlanError with every problem of every component.
     """
@@ -84,6 +85,9 @@ def plan(
         try:
             planned.append(plan_component(component, own, options))
         except ShardcError as error:
+            if own.library == "transformers" and components is None and _fits(component, own):
+                kept.append((component, f"not at tp {tp}: {error.problems[0].what}"))
+                continue
             prefix = f"{component.name}: " if component.name else ""
             problems += [Problem(prefix + p.where, p.what, p.fix) for p in error.problems]
     classes = sorted({str(component.class_name) for component in checkpoint.components})
@@ -95,11 +99,23 @@ def plan(
             )
         )
     if not planned and not problems:
-        for component, _ in kept:
-            problems += no_manifest(component).problems
+        for component, why in kept:
+            if why.startswith("no manifest"):
+                problems += no_manifest(component).problems
+            else:
+                problems.append(Problem(str(component.path), why))
     if problems:
         raise PlanError(problems)
     return Plan(checkpoint, options, tuple(planned), tuple(kept))
+
+
+def _fits(component: Component, manifest: Manifest) -> bool:
+    """Whether it is the degree alone that an encoder does not allow: then it is kept whole."""
+    try:
+        plan_component(component, manifest, Options(1))
+    except ShardcError:
+        return False
+    return True
 
 
 def build(

@@ -1,4 +1,7 @@
-"""The small arithmetic of manifests: names, integers, + - * //, parentheses, local(). No `eval`."""
+"""The small arithmetic of manifests: names, integers, + - * //, parentheses, sum(), local().
+
+No `eval`.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,10 @@ def names(text: str) -> list[str]:
 def evaluate(
     text: str, lookup: Callable[[str], Any], tp: int | None = None, pad: bool = False
 ) -> int:
-    """The integer value of `text`; `lookup` gives a name's number, or raises ExpressionError.
+    """The integer value of `text`; `lookup` gives a name's value, or raises ExpressionError.
 
     Fractions are exact on the way (an `mlp_ratio` of 2.5 is fine where the product is whole).
+    `sum(name)` adds up a list of numbers.
     `local(count)` or `local(count, groups)` is one rank's share of a count of units, 1 where tp is
     a multiple of it; it has a value only where `tp` is given. pad: with zero units where needed.
     """
@@ -82,6 +86,10 @@ def _check(node: ast.expr, text: str) -> None:
         return
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return
+    if isinstance(node, ast.Call) and _name(node.func) == "sum":
+        if len(node.args) == 1 and not node.keywords and _name(node.args[0]) is not None:
+            return
+        raise ExpressionError(f"{text!r}: sum() takes the name of a list")
     if isinstance(node, ast.Call) and _name(node.func) == "local":
         if len(node.args) in (1, 2) and not node.keywords:
             for argument in node.args:
@@ -91,7 +99,7 @@ def _check(node: ast.expr, text: str) -> None:
     if _name(node) is not None:
         return
     raise ExpressionError(
-        f"{text!r}: only names, integers, + - * //, parentheses and local() are known"
+        f"{text!r}: only names, integers, + - * //, parentheses, sum() and local() are known"
     )
 
 
@@ -116,6 +124,13 @@ def _value(
         if isinstance(node.op, ast.FloorDiv) and right == 0:
             raise ExpressionError(f"{text!r} divides by zero")
         value = _OPERATORS[type(node.op)](left, right)
+    elif isinstance(node, ast.Call) and _name(node.func) == "sum":
+        name = _name(node.args[0])
+        assert name is not None  # _check has seen to it
+        terms = lookup(name)
+        if not isinstance(terms, list | tuple):
+            raise ExpressionError(f"{text!r}: {name} is no list")
+        value = sum(map(as_number, terms), Fraction())
     elif isinstance(node, ast.Call):
         value = _local([_value(a, lookup, text, ranks) for a in node.args], text, *ranks)
     else:

@@ -46,6 +46,7 @@ class _Entry(_Strict):
 
     match: str | tuple[str, ...]
     optional: bool = False
+    profile: Profile | None = None
     when: Condition = {}
     unless: Condition = {}
 
@@ -66,7 +67,6 @@ class Rule(_Entry):
     deinterleave: bool = False
     dim: Annotated[int, Field(strict=True)] | None = None
     pad_to: Size | None = None
-    profile: Profile | None = None
 
 
 class Local(_Entry):
@@ -75,6 +75,7 @@ class Local(_Entry):
     set_: Annotated[dict[str, Size], Field(alias="set")] = {}
     slice_: Annotated[int | None, Field(alias="slice", strict=True)] = None
     unit: Size = 1
+    gather: Annotated[int | None, Field(strict=True)] = None
     reduce: Annotated[bool, Field(strict=True)] = False
 
 
@@ -194,10 +195,13 @@ def _meaning_problems(manifest: Manifest) -> list[Problem]:
         problems.append(Problem(f"{manifest.name}: class", "names no class"))
     for index, local in enumerate(manifest.locals):
         where = f"{manifest.name}: local {index + 1}"
-        if not local.set_ and local.slice_ is None and not local.reduce:
-            problems.append(Problem(where, "says nothing: set, slice or reduce"))
-        if local.slice_ is not None and local.reduce:
-            problems.append(Problem(where, "slice and reduce contradict each other"))
+        said = [local.slice_ is not None, local.gather is not None, local.reduce]
+        if not local.set_ and not any(said):
+            problems.append(Problem(where, "says nothing: set, slice, gather or reduce"))
+        if sum(said) > 1:
+            problems.append(Problem(where, "takes one of slice, gather and reduce"))
+        if local.gather is not None and local.gather >= 0:
+            problems.append(Problem(where, "gather counts its dim from the end: a negative number"))
         if local.unit != 1 and local.slice_ is None:
             problems.append(Problem(where, "unit goes with slice"))
         for value in (*local.set_.values(), local.unit):

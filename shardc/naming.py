@@ -36,7 +36,7 @@ def plan(model: Any) -> dict[str, str]:
     """Styles by pattern: `*` where a name has a number."""
     modules = dict(model.named_modules())
     found: dict[str, str] = {}
-    for name, module in modules.items():
+    for name in modules:
         for child, style in (*_attention(modules, name), *_feed_forward(modules, name)):
             found[generalised(f"{name}.{child}" if name else child)] = style
     return found

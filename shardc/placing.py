@@ -73,9 +73,14 @@ class Dims:
             return self._nested(name, self._manifest.dims[name])
         value = self._configured(name)
         if value is None and name in self._manifest.defaults:
-            return self._nested(name, self._manifest.defaults[name])
+            default = self._manifest.defaults[name]
+            if isinstance(default, str) and isinstance(self._configured(default), list):
+                return self._configured(default)  # an alias of a list, to sum
+            return self._nested(name, default)
         if value is None:
             raise expression.ExpressionError(f"config.json has no {name!r}")
+        if isinstance(value, list):
+            return value
         try:
             return expression.as_number(value)
         except expression.ExpressionError as error:

@@ -1,4 +1,4 @@
-"""What the ranks of test_neuron do: one case a function, its result printed as one line of JSON."""
+"""What ranks with a process of their own do: one case a function, its result a line of JSON."""
 
 from __future__ import annotations
 
@@ -76,39 +76,6 @@ def mesh() -> Any:
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """All parameters and buffers, the ones that no state dict names included."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-@case
-def models(sets: list[dict[str, Any]]) -> Any:
-    """Load each shard set, say where everything is and what was copied, and run it."""
-    import torch_neuronx
-
-    from shardc.loaders import load_model
-
-    tp = mesh()
-    found = []
-    for entry in sets:
-        torch_neuronx.reset_counters()
-        model = load_model(entry["out"], mesh=tp)
-        counters = torch_neuronx.counters()
-        collectives = dict(torch_neuronx.distributed.collectives)
-        held = tensors(model)
-        stored = model.state_dict().keys()
-        output = forward(model, entry["inputs"], "neuron").cpu()
-        expected = torch.load(entry["expected"])
-        found.append(
-            {
-                "devices": sorted({str(tensor.device) for tensor in held.values()}),
-                "stored_bytes": sum(held[name].nbytes for name in stored & held.keys()),
-                "made_bytes": sum(held[name].nbytes for name in held.keys() - stored),
-                "counters": counters,
-                "collectives_while_loading": collectives,
-                "collectives": dict(torch_neuronx.distributed.collectives),
-                "error": ((output - expected).abs().max() / expected.abs().max()).item(),
-                "training": model.training,
-            }
-        )
-    return found
 
 
 @case
@@ -226,6 +193,8 @@ def copies() -> Any:
     count("asynchronous", lambda: placed.copy_(host, non_blocking=True))
     count("back", placed.cpu)
     count("computed", lambda: placed @ placed)
+    image = placed.view(1, 1, 8, 8)
+    count("convolved", lambda: nn.functional.conv2d(image, image))
     return counted
 
 

@@ -43,9 +43,9 @@ def tokenizer() -> Any:
     return made
 
 
-def _qwen_tokenizer() -> Any:
+def _fast_tokenizer(template: str = TEMPLATE) -> Any:
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer(), pad_token=PAD, eos_token="<|im_end|>", chat_template=TEMPLATE
+        tokenizer_object=tokenizer(), pad_token=PAD, eos_token="<|im_end|>", chat_template=template
     )
 
 
@@ -61,18 +61,37 @@ def _vae(cls: Any, **config: Any) -> Any:
     return vae
 
 
-def flux2_klein() -> Any:
+def flux2_klein(heads: int = 8, channels: int = 8) -> Any:
     """Flux2Klein: a tied Qwen3 with grouped keys, so both it and the transformer are sharded."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         **{**models.DECODER, "vocab_size": 291}, tie_word_embeddings=True
     )
-    transformer = {**models.FLUX2, "joint_attention_dim": 96}  # three layers of the encoder's 32
+    # three layers of the encoder's 32
+    transformer = {**models.FLUX2, "joint_attention_dim": 96, "num_attention_heads": heads}
     return diffusers.Flux2KleinPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=_vae(diffusers.AutoencoderKLFlux2),
+        vae=_vae(diffusers.AutoencoderKLFlux2, block_out_channels=(channels, channels)),
         text_encoder=models.randomised(transformers.Qwen3ForCausalLM(config)),
-        tokenizer=_qwen_tokenizer(),
+        tokenizer=_fast_tokenizer(),
+        transformer=models.randomised(diffusers.Flux2Transformer2DModel(**transformer)),
+    )
+
+
+def flux2_dev() -> Any:
+    """Flux2: a Mistral 3 beside its vision tower; again both it and the transformer are sharded.
+
+    Its tokenizer is one, not the processor around it: for text they do the same, and that one
+    needs torchvision.
+    """
+    torch.manual_seed(0)
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content[0].text }}{% endfor %}"
+    transformer = {**models.FLUX2, "joint_attention_dim": 96, "guidance_embeds": True}
+    return diffusers.Flux2Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=_vae(diffusers.AutoencoderKLFlux2),
+        text_encoder=mistral3(vocab_size=293),
+        tokenizer=_fast_tokenizer(template),
         transformer=models.randomised(diffusers.Flux2Transformer2DModel(**transformer)),
     )
 
@@ -83,7 +102,7 @@ def flux1() -> Any:
     clip = transformers.CLIPTextConfig(
         vocab_size=291,
         hidden_size=32,
-        intermediate_size=37,
+        intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=16,
@@ -92,7 +111,7 @@ def flux1() -> Any:
         eos_token_id=2,
     )
     t5 = transformers.T5Config(
-        vocab_size=291, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4
+        vocab_size=291, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4
     )
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer(), pad_token=PAD, eos_token="<|im_end|>", model_max_length=16
@@ -150,12 +169,12 @@ def qwen_image() -> Any:
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
         vae=models.randomised(vae),
         text_encoder=models.randomised(transformers.Qwen2_5_VLForConditionalGeneration(config)),
-        tokenizer=_qwen_tokenizer(),
+        tokenizer=_fast_tokenizer(),
         transformer=models.randomised(diffusers.QwenImageTransformer2DModel(**models.QWEN_IMAGE)),
     )
 
 
-def mistral3() -> Any:
+def mistral3(**text: Any) -> Any:
     """FLUX.2-dev's text encoder: a Mistral decoder beside a vision tower."""
     torch.manual_seed(0)
     vision = {
@@ -168,7 +187,7 @@ def mistral3() -> Any:
         "patch_size": 8,
     }
     config = transformers.Mistral3Config(
-        text_config={"model_type": "mistral", **models.DECODER},
+        text_config={"model_type": "mistral", **models.DECODER, **text},
         vision_config={"model_type": "pixtral", **vision},
         image_token_index=1,
         spatial_merge_size=2,
@@ -177,9 +196,15 @@ def mistral3() -> Any:
     return models.randomised(transformers.Mistral3ForConditionalGeneration(config))
 
 
-MAKE = {"flux2-klein": flux2_klein, "flux1": flux1, "qwen-image": qwen_image}
+MAKE = {
+    "flux2-klein": flux2_klein,
+    "flux2-dev": flux2_dev,
+    "flux1": flux1,
+    "qwen-image": qwen_image,
+}
 CALL: dict[str, dict[str, Any]] = {
     "flux2-klein": {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": 24},
+    "flux2-dev": {"text_encoder_out_layers": (1, 2, 3), "max_sequence_length": 24},
     "flux1": {"max_sequence_length": 16, "guidance_scale": 3.5},
     "qwen-image": {
         "max_sequence_length": 24,
@@ -204,7 +229,7 @@ def generate(pipeline: Any, name: str) -> Any:
     seen = {}
 
     def keep(_: Any, step: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
-        seen[step] = values["latents"].float().numpy().copy()
+        seen[step] = values["latents"].float().cpu().numpy().copy()
         return values
 
     image = pipeline(

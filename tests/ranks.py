@@ -99,5 +99,6 @@ def run(function: Callable[..., Any], size: int, *args: Any, timeout: float = 12
 
 def values(outcomes: list[Outcome]) -> list[Any]:
     """What every rank returned; an assertion where any did not."""
-    assert [outcome.error for outcome in outcomes] == [None] * len(outcomes)
+    errors = [outcome.error for outcome in outcomes]
+    assert not any(errors), f"ranks failed: {errors}"
     return [outcome.value for outcome in outcomes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from tests import ranks
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.tensor_parallel", reason="diffusers below 0.42")
 
-from tests import models  # noqa: E402
+from tests import loads, models  # noqa: E402
+from tests.neuronsim import launch  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -33,44 +33,17 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in [*NAMES, "qwen3"]}
 
 
-def watch(moved: Counter[str]) -> Any:
-    """Count every collective, by name, as the process groups are asked for it."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func.namespace in ("c10d", "_c10d_functional"):
-                moved[func._opname] += 1
-            return func(*args, **(kwargs or {}))
-
-    return Watch()
-
-
 def forward(rank: int, name: str, path: Path, source: Path) -> Any:
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     from shardc.loaders import load_model
 
-    moved: Counter[str] = Counter()
-    control: list[int] = []
-    gather_object = dist.all_gather_object
-
-    def agreeing(*args: Any, **kwargs: Any) -> None:
-        before = moved.total()
-        gather_object(*args, **kwargs)
-        control.append(moved.total() - before)
-
-    dist.all_gather_object = agreeing
-    with watch(moved):
-        model: Any = load_model(path, runtime="dtensor")
-        loading = moved.total() - sum(control)
-        moved.clear()
-        with torch.no_grad():
-            out = model(**models.inputs(name))[0]
-    dist.all_gather_object = gather_object
+    model: Any
+    model, moved = loads.watched(lambda: load_model(path, runtime="dtensor"))
+    placed = loads.places(model)
+    with loads.Watch() as running:
+        out = loads.forward(model, models.inputs(name))
 
     from diffusers.hooks import tensor_parallel as theirs
 
@@ -83,7 +56,7 @@ def forward(rank: int, name: str, path: Path, source: Path) -> Any:
         own = model.get_parameter(key)
         spec = specs.get(key)
         if spec is None:
-            same = not isinstance(own, DTensor) and torch.equal(own, full)
+            same = not isinstance(own, DTensor) and torch.equal(own.cpu(), full)
         else:
             local, placement = full, Replicate()
             if spec.dim is not None:
@@ -94,7 +67,7 @@ def forward(rank: int, name: str, path: Path, source: Path) -> Any:
                 and own.placements == (placement,)
                 and own.shape == full.shape
                 and own.stride() == full.stride()
-                and torch.equal(own.to_local(), local)
+                and torch.equal(own.to_local().cpu(), local)
             )
         if not same:
             differing.append(key)
@@ -105,9 +78,9 @@ def forward(rank: int, name: str, path: Path, source: Path) -> Any:
     }
     return {
         "out": out.numpy(),
-        "control": len(control),
-        "loading": loading,
-        "running": dict(moved),
+        "moved": moved,
+        "placed": placed,
+        "running": dict(running.moved),
         "differing": differing,
         "planned": len(specs),
         "hooks": hooks,
@@ -120,29 +93,31 @@ def forward(rank: int, name: str, path: Path, source: Path) -> Any:
     }
 
 
+@pytest.mark.parametrize("device", ["cpu", "neuron"])
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_what_diffusers_does(
-    sources: dict[str, Path], tmp_path: Path, name: str, tp: int
+    sources: dict[str, Path], tmp_path: Path, name: str, tp: int, device: str
 ) -> None:
     shardc.build(sources[name], tmp_path / "o", tp, profile="native")
     whole = torch.load(sources[name].parent / f"{name}.pt")
-    found = ranks.values(ranks.run(forward, tp, name, tmp_path / "o", sources[name]))
+    found = launch.run(device, forward, tp, name, tmp_path / "o", sources[name])
     for rank, facts in enumerate(found):
         error = (torch.from_numpy(facts["out"]) - whole).abs().max() / whole.abs().max()
         assert error < 1e-5
         assert facts["planned"] > 0
         assert facts["differing"] == []
-        assert (facts["control"], facts["loading"]) == (2, 0)  # they met twice, and no weight moved
+        assert facts["moved"]["meetings"] == 2
+        loads.check(device, rank, facts["moved"], facts["placed"])
         assert facts["running"]["all_reduce"] > 0  # so the watch sees what there is to see
         assert facts["hooks"] == dict.fromkeys(facts["wanted"], (1, 1))
         assert facts["local heads"] == [facts["heads"]]  # whole, as diffusers keeps them
         assert not facts["training"]
         assert not facts["grad"]
-        assert facts["mesh"] == (tp, rank, "cpu")
+        assert facts["mesh"] == (tp, rank, device)
 
 
-def left_plain(rank: int, path: Path) -> int:
+def left_plain(rank: int, path: Path) -> Any:
     """What would be seen if a planned layer kept a plain parameter."""
     from diffusers.hooks import tensor_parallel
 
@@ -153,19 +128,18 @@ def left_plain(rank: int, path: Path) -> int:
     def without_biases(*args: Any) -> Any:
         return {k: v for k, v in resolve(*args).items() if not k.endswith("bias")}
 
-    moved: Counter[str] = Counter()
     tensor_parallel.resolve_tp_shard_specs = without_biases
     from shardc.loaders import dtensor
 
     dtensor._differs = lambda *_: None  # type: ignore[assignment]
-    with watch(moved):
-        load_model(path, runtime="dtensor")
-    return moved["broadcast_"]
+    return loads.watched(lambda: load_model(path, runtime="dtensor"))[1]
 
 
-def test_a_broadcast_would_be_seen(sources: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "neuron"])
+def test_a_broadcast_would_be_seen(sources: dict[str, Path], tmp_path: Path, device: str) -> None:
     shardc.build(sources["flux1"], tmp_path / "o", 2, profile="native")
-    assert min(ranks.values(ranks.run(left_plain, 2, tmp_path / "o"))) > 0
+    for moved in launch.run(device, left_plain, 2, tmp_path / "o"):
+        assert moved["collectives"]["broadcast_" if device == "cpu" else "broadcast"] > 0
 
 
 def load(rank: int, path: Path, runtime: Any, mesh: bool = False) -> Any:

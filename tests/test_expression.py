@@ -74,6 +74,8 @@ def test_names() -> None:
         ("(1).real", "only names, integers"),
         ("__import__('os')", "only names, integers"),
         ("a if b else c", "only names, integers"),
+        ("sum()", r"sum\(\) takes the name of a list"),
+        ("sum(1)", r"sum\(\) takes the name of a list"),
         ("local()", r"local\(\) takes a count"),
         ("local(a, b, c)", r"local\(\) takes a count"),
         ("local(x=a)", r"local\(\) takes a count"),

@@ -129,7 +129,7 @@ WRONG = {
     ),
     "local sets nothing": (
         HEAD + RULE + '[[local]]\nmatch = "a"\nset = {}\n',
-        "tiny.toml: local 1: says nothing: set, slice or reduce",
+        "tiny.toml: local 1: says nothing: set, slice, gather or reduce",
     ),
     "replicate with a unit": (
         HEAD + RULE.replace("colwise", "replicate") + "unit = 2\ndim = 0\n",

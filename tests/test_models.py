@@ -209,10 +209,10 @@ def decoder(kind: str, kv_heads: int, tied: bool) -> Any:
     if kind == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**text))
     vision = {
-        "hidden_size": 16,
+        "hidden_size": 64,
         "intermediate_size": 32,
         "num_hidden_layers": 1,
-        "num_attention_heads": 2,
+        "num_attention_heads": 8,
         "image_size": 16,
         "patch_size": 4,
     }
@@ -234,6 +234,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "up_proj": {"style": "colwise"},
     "down_proj": {"style": "rowwise"},
 }
+VISION_HEAD = {"units": [8], "repeats": [False]}
+PROJECTOR = {"linear_1": {"style": "colwise"}, "linear_2": {"style": "rowwise"}}
 
 
 @pytest.mark.parametrize("profile", ["compact", "native"])
@@ -257,15 +259,19 @@ def test_decoders(
         told = KINDS.get(module, {"style": "replicate"})
         if module in ("embed_tokens", "lm_head") and profile == "compact":
             told = {"style": "vocab_parallel", "padded": padded}
-        if "vision_tower" in name or "multi_modal" in name:
-            told = {"style": "replicate"}
+        if "vision_tower" in name and "units" in told:
+            told = {**told, **VISION_HEAD}
+        if "multi_modal" in name and name.endswith("weight"):
+            told = PROJECTOR.get(module, told)
         if told["style"] != "replicate":
             cut.add(name)
         for held, words in zip(ranks, oracle.shards(data.words, tp, **told), strict=True):
             assert held[name] == ck.Data.of(data.dtype, words), name
     index = ck.read_index(tmp_path / "out")["tensors"]
     assert {n for n, e in index.items() if e["placement"]["kind"] != "replicate"} == cut
-    assert len(cut) == 2 * len(KINDS) + ((1 if tied else 2) if profile == "compact" else 0)
+    others = len(KINDS) + len(PROJECTOR) if kind == "mistral3" else 0
+    vocabularies = (1 if tied else 2) if profile == "compact" else 0
+    assert len(cut) == 2 * len(KINDS) + others + vocabularies
     assert shardc.verify(tmp_path / "out", tmp_path / "source").ok
     shardc.merge(tmp_path / "out", tmp_path / "full")
     assert ck.read_all(tmp_path / "full") == source

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,109 +22,46 @@ from shardc.loaders import devices, load_state_dict, pages
 from shardc.loaders.devices import DeviceError
 from shardc.loaders.pages import ReadAhead, Span
 from tests import checkpoints as ck
-from tests.neuron_ranks import forward
-from tests.neuronsim import build
-from tests.neuronsim.launch import launch, results
+from tests import loads
+from tests.neuronsim.launch import launch, results, run
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+from tests import models
+from tests.test_loader import NAMES
 
 RANKS = "tests.neuron_ranks"
-MIB = 1 << 20
-HOST_LIMIT_BYTES = 64 * MIB
-HEADS = {"attention_head_dim": 8, "num_attention_heads": 8, "joint_attention_dim": 24}
-INPUTS = {"hidden_states": [1, 6, 16], "encoder_hidden_states": [1, 5, 24], "timestep": 0.5}
-# A class, its config, the inputs of a forward.
-MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "flux2": (
-        "Flux2Transformer2DModel",
-        {
-            **HEADS,
-            "in_channels": 16,
-            "num_layers": 1,
-            "num_single_layers": 2,
-            "timestep_guidance_channels": 16,
-            "axes_dims_rope": (2, 2, 2, 2),
-        },
-        INPUTS | {"img_ids": [1, 6, 4], "txt_ids": [1, 5, 4], "guidance": 4.0},
-    ),
-    "flux": (
-        "FluxTransformer2DModel",
-        {
-            **HEADS,
-            "in_channels": 16,
-            "num_layers": 1,
-            "num_single_layers": 1,
-            "pooled_projection_dim": 16,
-            "axes_dims_rope": (2, 2, 4),
-        },
-        INPUTS | {"img_ids": [6, 3], "txt_ids": [5, 3], "pooled_projections": [1, 16]},
-    ),
-    "qwen3": (  # has a buffer that no state dict names
-        "Qwen3ForCausalLM",
-        {
-            "vocab_size": 40,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 4,
-            "tie_word_embeddings": True,
-        },
-        {"input_ids": [1, 7]},
-    ),
-}
 
 
 @pytest.fixture(scope="module")
-def simulator() -> None:
-    """Builds the device, a minute's work the first time."""
-    try:
-        build.library()
-    except build.CannotBuildError as missing:
-        pytest.skip(f"NOTHING ABOUT THE NEURON DEVICE IS TESTED HERE: {missing}")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each tiny model saved, and its own output beside it."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in NAMES:
+        model = models.save(name, folder / name)
+        torch.save(loads.forward(model, models.inputs(name)), folder / f"{name}.pt")
+    return {name: folder / name for name in NAMES}
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Tiny models with random weights, each with the inputs and the output of one forward."""
-    diffusers = pytest.importorskip("diffusers")
-    transformers = pytest.importorskip("transformers")
-    made = {}
-    for name, (cls, config, inputs) in MODELS.items():
-        torch.manual_seed(0)
-        if name == "qwen3":
-            model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config)).eval()
-        else:
-            model = getattr(diffusers, cls)(**config).eval()
-        folder = tmp_path_factory.mktemp(name)
-        model.save_pretrained(folder / "source")
-        torch.save(forward(model, inputs, "cpu"), folder / "expected.pt")
-        made[name] = {
-            "source": str(folder / "source"),
-            "inputs": inputs,
-            "expected": str(folder / "expected.pt"),
-        }
-    return made
-
-
-@pytest.fixture(scope="module")
-def flux2_set(sources: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = tmp_path_factory.mktemp("set") / "out"
-    shardc.build(sources["flux2"]["source"], out, 2)
-    return str(out)
+def flux2_set(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("set")
+    models.save("flux2", folder / "source")
+    shardc.build(folder / "source", folder / "out", 2)
+    return str(folder / "out")
 
 
 # --- the device itself ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 def test_the_host_cannot_touch_device_memory() -> None:
     [end] = launch(RANKS, "touch_memory", distributed=False)
     assert end.status == -signal.SIGSEGV
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 def test_every_copy_is_counted() -> None:
     [counted] = results(launch(RANKS, "copies", distributed=False))
     none = dict.fromkeys(("h2d", "staged", "cast", "bounce", "d2h"), 0)
@@ -134,45 +72,55 @@ def test_every_copy_is_counted() -> None:
         "asynchronous": none | {"h2d": 256, "bounce": 256},
         "back": none | {"d2h": 256},
         "computed": none,
+        "convolved": none,
     }
 
 
 # --- models --------------------------------------------------------------------------------------
 
 
+def forward(rank: int, sets: dict[str, Path]) -> dict[str, Any]:
+    """Load each set with a mesh, tell of that, and run it."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from shardc.loaders import load_model
+
+    mesh = init_device_mesh("neuron", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    told = {}
+    for name, path in sets.items():
+        model, moved = loads.watched(partial(load_model, path, mesh=mesh))
+        held = loads.held(model)
+        made = held.keys() - model.state_dict().keys()  # buffers that no checkpoint has
+        told[name] = {
+            "moved": moved,
+            "placed": loads.places(model),
+            "made": sum(held[key].nbytes for key in made),
+            "training": model.training,
+            "out": loads.forward(model, models.inputs(name)).numpy(),
+        }
+    return told
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize("tp", [2, 4])
-def test_models_straight_onto_the_cores(
-    tp: int, sources: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    sets = []
-    for name, entry in sources.items():
-        shardc.build(entry["source"], tmp_path / name, tp)
-        sets.append(entry | {"out": str(tmp_path / name)})
-    ranks = results(launch(RANKS, "models", world=tp, arguments={"sets": sets}))
-    for rank, loads in enumerate(ranks):
-        for name, entry, load in zip(sources, sets, loads, strict=True):
-            assert load["devices"] == [f"neuron:{rank}"]
-            mine = load_state_dict(entry["out"], rank).values()
+def test_models_straight_onto_the_cores(tp: int, sources: dict[str, Path], tmp_path: Path) -> None:
+    for name, source in sources.items():
+        shardc.build(source, tmp_path / name, tp)
+    sets = {name: tmp_path / name for name in sources}
+    for rank, told in enumerate(run("neuron", forward, tp, sets)):
+        for name, facts in told.items():
+            loads.check("neuron", rank, facts["moved"], facts["placed"])
+            mine = load_state_dict(sets[name], rank).values()
             rank_bytes = sum(tensor.nbytes for tensor in mine)
-            assert load["stored_bytes"] == rank_bytes
-            assert (load["made_bytes"] > 0) == (name == "qwen3")  # its rotary frequencies
-            assert load["counters"] == {
-                "h2d": rank_bytes + load["made_bytes"],
-                "staged": 0,
-                "cast": 0,
-                "bounce": 0,
-                "d2h": 0,
-            }
-            assert load["collectives_while_loading"] == {}
-            assert load["collectives"]["allreduce"] > 0  # the forward's
-            assert load["error"] <= 1e-5
-            assert not load["training"]
+            assert facts["placed"]["bytes"] == rank_bytes + facts["made"]
+            whole = torch.load(sources[name].parent / f"{name}.pt")
+            error = (torch.from_numpy(facts["out"]) - whole).abs().max() / whole.abs().max()
+            assert error <= 1e-5, name
+            assert not facts["training"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 def test_the_host_holds_no_shard(tmp_path: Path) -> None:
     """260 MB a rank, one tensor larger than the bound itself."""
     tensors = {
@@ -188,7 +136,7 @@ def test_the_host_holds_no_shard(tmp_path: Path) -> None:
         [load] = results(launch(RANKS, "state_dict", arguments=arguments, distributed=False))
         assert load["devices"] == ["neuron:0"]
         assert load["bytes"] > 250 * 10**6
-        assert load["peak_bytes"] <= HOST_LIMIT_BYTES
+        assert load["peak_bytes"] <= loads.HOST_LIMIT_BYTES
         assert load["counters"]["h2d"] == load["bytes"]
         assert load["counters"]["staged"] == load["counters"]["bounce"] == 0
         assert load["differ"] == []
@@ -199,7 +147,6 @@ def test_the_host_holds_no_shard(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 def test_out_of_memory_on_every_rank(flux2_set: str) -> None:
     small = {"NEURONSIM_HBM_BYTES": str(128 << 10)}
     ranks = results(launch(RANKS, "full", world=2, arguments={"out": flux2_set}, environment=small))
@@ -212,7 +159,6 @@ def test_out_of_memory_on_every_rank(flux2_set: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 @pytest.mark.parametrize("touch", [False, True])
 def test_the_process_group_comes_first(touch: bool, flux2_set: str) -> None:
     ranks = results(
@@ -225,7 +171,6 @@ def test_the_process_group_comes_first(touch: bool, flux2_set: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 def test_a_group_that_came_too_late(flux2_set: str) -> None:
     for late, refused in results(
         launch(RANKS, "wrong_group", world=2, arguments={"out": flux2_set})
@@ -236,7 +181,6 @@ def test_a_group_that_came_too_late(flux2_set: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("simulator")
 def test_another_ranks_core() -> None:
     ranks = results(launch(RANKS, "other_core", world=2))
     for rank, (own, refused) in enumerate(ranks):

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-from shardc.loaders.prove import TOLERANCE  # noqa: E402
-from tests.zoo.case import Case, Published, cases  # noqa: E402
-from tests.zoo.proof import prove  # noqa: E402
-from tests.zoo.sizes import measure  # noqa: E402
-from tests.zoo.table import DOCUMENT, documented, entries, unserved, weight_rows  # noqa: E402
+from shardc.loaders.prove import TOLERANCE
+from tests.zoo.case import Case, Published, cases
+from tests.zoo.proof import prove
+from tests.zoo.sizes import measure
+from tests.zoo.table import DOCUMENT, documented, entries, unserved, weight_rows
 
 FIRST = {case.class_name: case for case in reversed(list(cases()))}
 

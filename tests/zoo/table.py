@@ -17,10 +17,11 @@ HEAD = """# Proven models
 Written by `python -m tests.zoo --write`, from what it ran; not by hand.
 
 Every class below was proven, for each option named: a tiny model with all its parameters random was
-saved, built, loaded on the ranks named, and its forward compared with the unsharded model's, in fp32 and in
-both profiles. The error is the largest difference of any output on any rank, relative to the largest output
-where that exceeds 1; 1e-5 is the limit. In bf16 (profile compact) the error against fp32 was at most 1.5 times
-that of the unsharded bf16 model. "With zero heads" are degrees that need `--pad-heads`.
+saved, built, loaded on the ranks named, and its forward compared with the unsharded model's, in
+fp32 and in both profiles. The error is the largest difference of any output on any rank, relative
+to the largest output where that exceeds 1; 1e-5 is the limit. In bf16 (profile compact) the error
+against fp32 was at most 1.5 times that of the unsharded bf16 model. "With zero heads" are degrees
+that need `--pad-heads`.
 
 What this does not prove: real weights, speed, and devices other than the CPU.
 """

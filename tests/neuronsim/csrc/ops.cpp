@@ -163,18 +163,19 @@ bool belongs(const at::Tensor& tensor) {
          tensor.is_meta() || tensor.numel() == 0;
 }
 
+void check_device(const at::Tensor& tensor, const std::string& name) {
+  TORCH_CHECK(belongs(tensor), "Expected all tensors to be on the same device, but found neuron and ",
+              tensor.device(), " (", name, ")");
+}
+
 // cpu_fallback would take host tensors among the arguments; a device does not.
 void check_devices(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& name = op.operator_name().name;
   if (name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index_put", 0) == 0) return;
-  const auto check = [&](const at::Tensor& tensor) {
-    TORCH_CHECK(belongs(tensor), "Expected all tensors to be on the same device, but found neuron and ",
-                tensor.device(), " (", name, ")");
-  };
   for (const auto& value : torch::jit::last(stack, op.schema().arguments().size())) {
-    if (value.isTensor()) check(value.toTensor());
+    if (value.isTensor()) check_device(value.toTensor(), name);
     if (value.isTensorList())
-      for (const auto& tensor : value.toTensorVector()) check(tensor);
+      for (const auto& tensor : value.toTensorVector()) check_device(tensor, name);
   }
 }
 
@@ -182,6 +183,20 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   check_devices(op, *stack);
   const Uncounted own;
   at::native::cpu_fallback(op, stack);
+}
+
+// The CPU has no kernel of this name to fall back to: PyTorch asks it of other backends only.
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
+                       c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  const auto added = bias.value_or(at::Tensor());
+  for (const auto& tensor : {input, weight, added}) check_device(tensor, "aten::convolution");
+  const Uncounted own;
+  const auto result = at::convolution_symint(
+      to_host(input), to_host(weight), added.defined() ? to_host(added) : added, stride, padding,
+      dilation, transposed, output_padding, groups);
+  return result.to(input.device());
 }
 
 int64_t sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -201,6 +216,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   m.impl("_fused_sdp_choice", TORCH_FN(sdp_choice));
+  m.impl("convolution_overrideable", TORCH_FN(convolution));
   // views: no byte is touched, so the generic ones do
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(at::native::view));
