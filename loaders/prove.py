@@ -67,7 +67,7 @@ def prove(manifest: str, case: Path, tp: int) -> list[Proof]:
 def read_case(
     case: Path, rules: Manifest | None = None
 ) -> tuple[str, Mapping[str, Any], Callable[[], dict[str, Any]]]:
-    """(class, config, inputs) of a case file; the class is its `class_name`, or the rules' first."""
+    """(class, config, inputs) of a case file; the class is its own, or the first of the rules."""
     try:
         said = runpy.run_path(str(case))
     except OSError as error:
