@@ -16,19 +16,11 @@ from typing import Any
 PRELOAD = [
     "torch.distributed.tensor",
     "accelerate",
-    "diffusers.models.transformers.transformer_flux",
-    "diffusers.models.transformers.transformer_flux2",
-    "diffusers.models.transformers.transformer_qwenimage",
-    "diffusers.models.transformers.transformer_qwenimage21",
     "diffusers.pipelines.flux.pipeline_flux",
     "diffusers.pipelines.flux2.pipeline_flux2_klein",
     "diffusers.pipelines.qwenimage.pipeline_qwenimage",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.mistral.modeling_mistral",
-    "transformers.models.clip.modeling_clip",
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
     "shardc.loaders",
+    "tests.zoo.preload",
 ]
 
 
