@@ -7,8 +7,10 @@ import mmap
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -46,6 +48,16 @@ MAP_FLAGS = mmap.MAP_PRIVATE | getattr(
 )
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ShardSetError(Problem(str(path), f"cannot open it: {error.strerror}")) from error
+    with file:
+        yield file
+
+
 @dataclass(slots=True)
 class MappedFile:
     """A safetensors file, mapped privately: nothing that is written to a view reaches the file.
@@ -63,7 +75,7 @@ class MappedFile:
     def open(cls, path: Path, header: Header, *, shared: bool = True) -> MappedFile:
         if header.file_bytes == header.data_start:
             return cls(path, header, shared=shared)
-        with path.open("rb") as file:
+        with _opened(path) as file:
             if os.fstat(file.fileno()).st_size != header.file_bytes:
                 raise ShardSetError(Problem(str(path), "changed while it was being opened"))
             try:

@@ -204,13 +204,14 @@ def _localize(
             found |= {".".join(name) for name in names if list(index.matches(name))}
         if not found and not local.optional:
             yield Problem(where, f"{', '.join(local.patterns)} matches no module")
-        for attribute, size in local.set_.items():
-            try:
-                value = dims.value(size)
-            except ExpressionError as error:
-                yield Problem(where, str(error))
-                continue
-            for name in sorted(found):
+        for name in sorted(found):
+            own = dict(vars(modules[name]))  # as it was, whatever is set first
+            for attribute, size in local.set_.items():
+                try:
+                    value = dims.value(size, own)
+                except ExpressionError as error:
+                    yield Problem(f"{where}: {name}", str(error))
+                    continue
                 if not _set(modules[name], attribute, value):
                     yield Problem(where, f"{name} has no integer attribute {attribute!r}")
         for name in sorted(found):

@@ -17,7 +17,7 @@ from shardc.loaders.devices import DeviceError
 from shardc.loaders.mapped import Held, MappedFile, Member, by_file, parts
 from shardc.loaders.pages import ReadAhead, Span
 from shardc.loaders.reads import FileReader, Reads, choose
-from shardc.shardset import ShardSet, open_shard_set, read_shard_headers
+from shardc.shardset import ShardSet, header_problems, open_shard_set, read_shard_headers
 
 DEFAULT_COMPONENT = "transformer"
 
@@ -91,7 +91,7 @@ def open_ranks(folder: Path, index: Index, ranks: Sequence[int]) -> list[Held]:
             what = f"tensor {name!r} is {has}, the index says {tensor.dtype} {shape}"
             problems.append(Problem(str(folder / shard.file), what))
         opened.append(held)
-    if problems:
+    if problems := problems or header_problems(folder, index, headers):
         raise ShardSetError(dict.fromkeys(problems))
     return opened
 

@@ -40,11 +40,10 @@ TRANSFORMERS_STYLES = {
 
 
 def derive(target: str, config: Path | None = None) -> str:
-    """TOML text of a manifest for class `target`, from `_tp_plan` or `base_model_tp_plan`.
+    """TOML text of a manifest for class `target`, from its TP plan or its modules' names.
 
-    config: a config.json, or a proof's case file, to build the class from (on the meta device),
-    else its defaults. Raises ManifestError where the class or its plan is missing, or a style has no
-    counterpart.
+    config: a config.json, or a case file, to build the class from (on the meta device), else its
+    defaults. Raises ManifestError where the class is missing, or a style has no counterpart.
     """
     values = None if config is None else _read_config(config, target)
     model, library = _meta_model(target, values)

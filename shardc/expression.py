@@ -1,6 +1,6 @@
 """The small arithmetic of manifests: names, integers, + - * //, parentheses, sum(), local().
 
-No `eval`.
+No `eval`. `name[2]` is an element of a list; of a number it is that number.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 from shardc.layout import share_of
 
 MAX_LENGTH = 200  # characters; also what keeps the parser's recursion shallow
 MAX_MAGNITUDE = 2**62  # no dim is larger; stops towers of products early
+MAX_TERMS = 10_000  # of a list to sum
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: lambda a, b: a + b,
@@ -38,7 +39,7 @@ def names(text: str) -> list[str]:
         elif isinstance(node, ast.Call):
             for argument in node.args:
                 collect(argument)
-        elif (name := _name(node)) is not None:
+        elif (name := _name(node.value if _is_element(node) else node)) is not None:
             found.append(name)
 
     collect(_parse(text))
@@ -96,10 +97,18 @@ def _check(node: ast.expr, text: str) -> None:
                 _check(argument, text)
             return
         raise ExpressionError(f"{text!r}: local() takes a count, or a count and its groups")
-    if _name(node) is not None:
+    if _name(node.value if _is_element(node) else node) is not None:
         return
     raise ExpressionError(
         f"{text!r}: only names, integers, + - * //, parentheses, sum() and local() are known"
+    )
+
+
+def _is_element(node: ast.expr) -> TypeGuard[ast.Subscript]:
+    return (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and type(node.slice.value) is int
     )
 
 
@@ -130,9 +139,15 @@ def _value(
         terms = lookup(name)
         if not isinstance(terms, list | tuple):
             raise ExpressionError(f"{text!r}: {name} is no list")
+        if len(terms) > MAX_TERMS:
+            raise ExpressionError(f"{text!r}: {name} has {len(terms)} terms, {MAX_TERMS} are taken")
         value = sum(map(as_number, terms), Fraction())
     elif isinstance(node, ast.Call):
         value = _local([_value(a, lookup, text, ranks) for a in node.args], text, *ranks)
+    elif _is_element(node):
+        name = _name(node.value)
+        assert name is not None  # _check has seen to it
+        value = as_number(_element(lookup(name), node.slice, name))
     else:
         name = _name(node)
         assert name is not None  # _check has seen to it
@@ -140,6 +155,15 @@ def _value(
     if abs(value) >= MAX_MAGNITUDE:
         raise ExpressionError(f"{text!r} is too large to be a dim")
     return value
+
+
+def _element(value: Any, index: ast.expr, name: str) -> Any:
+    if not isinstance(value, list | tuple):
+        return value  # one for all
+    at = index.value if isinstance(index, ast.Constant) else None
+    if not isinstance(at, int) or at >= len(value):
+        raise ExpressionError(f"{name} has {len(value)} elements, none of number {at!r}")
+    return value[at]
 
 
 def _local(counts: list[Fraction], text: str, tp: int | None, pad: bool) -> Fraction:

@@ -11,6 +11,7 @@ from shardc.errors import Problem
 from shardc.layout import REPLICATE, Block, PackedShard, Placement, Shard, size_problem
 from shardc.manifest import PACKED, PADDED, ROWWISE, Local, Manifest, Rule, Value, as_tuple
 
+MAX_NESTED = 32  # dims that are made of other dims
 NULL = "null"  # how conditions spell a key that is null or missing
 
 
@@ -33,12 +34,22 @@ class Dims:
         self._manifest = manifest
         self._config = config
         self._open: list[str] = []
+        self._known: dict[str, int] = {}  # without it, sizes made of sizes take exponential time
 
-    def value(self, size: int | str) -> int:
-        """A plain integer, or the value of an expression; ExpressionError says why not."""
+    def value(self, size: int | str, own: Mapping[str, Any] | None = None) -> int:
+        """A plain integer, or the value of an expression; ExpressionError says why not.
+
+        own: what `self.NAME` stands for.
+        """
         if isinstance(size, int):
             return size
-        return expression.evaluate(size, self._lookup, self._tp, self.pad_heads)
+
+        def lookup(name: str) -> Any:
+            if own is not None and name.startswith("self."):
+                return own.get(name.removeprefix("self."))
+            return self._lookup(name)
+
+        return expression.evaluate(size, lookup, self._tp, self.pad_heads)
 
     def problems(self) -> list[Problem]:
         """Every dim of the manifest that has no value for this config."""
@@ -89,9 +100,14 @@ class Dims:
     def _nested(self, name: str, size: int | str) -> int:
         if name in self._open:
             raise expression.ExpressionError(f"{' -> '.join([*self._open, name])} is a circle")
+        if len(self._open) == MAX_NESTED:
+            raise expression.ExpressionError(f"{name!r} is {MAX_NESTED} sizes made of sizes deep")
+        if name in self._known:
+            return self._known[name]
         self._open.append(name)
         try:
-            return self.value(size)
+            self._known[name] = self.value(size)
+            return self._known[name]
         finally:
             self._open.pop()
 

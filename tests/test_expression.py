@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shardc.expression import ExpressionError, evaluate, names
 
 CONFIG = {"heads": 24, "head_dim": 128, "mlp_ratio": 2.5, "text_config.hidden": 64, "zero": 0}
+CONFIG["axes"] = [3, 4, 5]
 
 
 def value(text: str) -> int:
@@ -43,6 +44,9 @@ def test_as_python(text: str) -> None:
         (" 7 ", 7),
         ("(heads - 4) // 7", 2),
         ("2 - 5", -3),
+        ("sum(axes)", 12),
+        ("axes[1] * heads", 96),
+        ("heads[3]", 24),  # one for all
     ],
 )
 def test_values(text: str, expected: int) -> None:
@@ -67,7 +71,10 @@ def test_names() -> None:
         ("a % 2", "only names, integers"),
         ("-a", "only names, integers"),
         ("f(1)", "only names, integers"),
-        ("a[0]", "only names, integers"),
+        ("a['b']", "only names, integers"),
+        ("a[b]", "only names, integers"),
+        ("a[-1]", "only names, integers"),
+        ("(a + b)[0]", "only names, integers"),
         ("1.5", "only names, integers"),
         ("True", "only names, integers"),
         ("'a'", "only names, integers"),

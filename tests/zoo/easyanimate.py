@@ -57,8 +57,17 @@ CASES = [
     ),
 ]
 
-V5_1 = {"in_channels": 16, "out_channels": 16, "patch_size": 2}
+V5_1 = {"out_channels": 16, "patch_size": 2, "add_norm_text_encoder": True}
 
 PUBLISHED = [
-    Published("alibaba-pai/EasyAnimateV5.1-12b-zh", "EasyAnimateTransformer3DModel", V5_1),
+    Published(
+        "alibaba-pai/EasyAnimateV5.1-12b-zh-InP",
+        "EasyAnimateTransformer3DModel",
+        {**V5_1, "in_channels": 33},
+    ),
+    Published(
+        "alibaba-pai/EasyAnimateV5.1-12b-zh-Control",
+        "EasyAnimateTransformer3DModel",
+        {**V5_1, "in_channels": 48},
+    ),
 ]

@@ -40,12 +40,23 @@ def case(class_name: str, option: str = "", /, *, lacks: str = "", **config: Any
     return Case(class_name, own, tokens, option, library="transformers")
 
 
+def zero_heads(class_name: str, heads: int, kv_heads: int, padded: int) -> Case:
+    """Grouped queries that `padded` ranks cannot share out: each group gets zero heads."""
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    option = f"{heads} heads in {kv_heads} groups"
+    own = {**DECODER, **sizes, "hidden_size": 42, "intermediate_size": 45}
+    return Case(class_name, own, tokens, option, "transformers", (1,), (padded,))
+
+
 CASES = [
     case("LlamaModel"),
     case("LlamaModel", "no head_dim", lacks="head_dim"),
     case("LlamaModel", "as many KV heads", lacks="num_key_value_heads"),
     case("LlamaModel", "one KV head", num_key_value_heads=1),
     case("LlamaModel", "biases", attention_bias=True, mlp_bias=True),
+    zero_heads("LlamaModel", 6, 2, 4),  # two ranks share a group of three
+    zero_heads("LlamaModel", 6, 3, 2),  # the second rank has a group, and one of zeros
+    zero_heads("LlamaModel", 7, 1, 4),
     case("LlamaForCausalLM", **UNTIED),
     case("LlamaForCausalLM", "tied", **TIED),
     case("SmolLM3Model", lacks="head_dim", num_hidden_layers=4),  # the last without RoPE

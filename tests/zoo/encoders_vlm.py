@@ -184,6 +184,15 @@ CASES = [
     case(QWEN25, qwen25(**UNTIED), qwen_images),
     case(QWEN25, qwen25(**UNTIED), prompt, "text alone"),
     case(QWEN25, qwen25(**TIED), qwen_images, "tied"),
+    Case(
+        QWEN25,
+        qwen25({"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1}, **UNTIED),
+        qwen_images,
+        "7 heads in a group",
+        "transformers",
+        ranks=(1,),
+        padded=(2, 4),
+    ),
     case(
         QWEN25,
         qwen25({"hidden_size": 128, "num_attention_heads": 16}, **UNTIED),
@@ -191,6 +200,7 @@ CASES = [
         "16 heads: the vision tower's MLP stays whole",
     ),
     case("Qwen2_5_VLModel", qwen25(), qwen_images),
+    case("Qwen2VLModel", qwen2(), qwen_images),
     case("Qwen2_5_VLTextModel", QWEN_TEXT, prompt),
     case(QWEN2, qwen2(**UNTIED), qwen_images),
     case(QWEN2, qwen2(**TIED), prompt, "text alone, tied"),

@@ -177,6 +177,14 @@ CASES = [
     Case("HunyuanImageTransformer2DModel", IMAGE, image),
     Case(
         "HunyuanImageTransformer2DModel",
+        {**IMAGE, "num_attention_heads": 6},
+        image,
+        option="6 heads",
+        ranks=(2,),
+        padded=(4,),
+    ),
+    Case(
+        "HunyuanImageTransformer2DModel",
         {**IMAGE, "guidance_embeds": True, "use_meanflow": True},
         image_distilled,
         option="guidance embeds, mean flow",

@@ -80,7 +80,7 @@ PUBLISHED = [
         {**WIDE, **V1_2, "num_layers": 40},
     ),
     Published(
-        "Tencent-Hunyuan/HunyuanDiT-v1.2-ControlNet-Diffusers-Canny",
+        "Tencent-Hunyuan/HunyuanDiT-v1.2-ControlNet-Diffusers-Pose",
         "HunyuanDiT2DControlNetModel",
         {**WIDE, **V1_2},
     ),

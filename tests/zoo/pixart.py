@@ -91,8 +91,8 @@ CASES = [
     Case("Transformer2DModel", OLD_DIT, dit, option="DiT"),
 ]
 
-XL = {"caption_channels": 4096, "interpolation_scale": 2, "sample_size": 128}
-SIGMA = {**XL, "use_additional_conditions": False}
+XL = {"caption_channels": 4096}
+SIGMA = {**XL, "interpolation_scale": 2, "use_additional_conditions": False}
 
 PUBLISHED = [
     Published("PixArt-alpha/PixArt-XL-2-1024-MS", "PixArtTransformer2DModel", XL),

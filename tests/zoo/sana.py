@@ -119,7 +119,7 @@ PUBLISHED = [
         {"mlp_ratio": 3.0},
     ),
     Published(
-        "ishan24/Sana_600M_1024px_ControlNet_diffusers",
+        "ishan24/Sana_600M_1024px_ControlNetPlus_diffusers",
         "SanaControlNetModel",
         {**SMALL, "num_layers": 7},
     ),

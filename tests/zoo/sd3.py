@@ -59,6 +59,14 @@ def aura(draw: Draw) -> dict[str, Any]:
 
 
 CASES = [
+    Case(
+        "SD3Transformer2DModel",
+        {**SD3, "num_attention_heads": 6, "caption_projection_dim": 48},
+        sd3,
+        option="6 heads",
+        ranks=(2,),
+        padded=(4,),
+    ),
     Case("SD3Transformer2DModel", SD3, sd3, ranks=(2, 4, 8)),
     Case("SD3Transformer2DModel", SD3, sd3_skip, option="skipped layer, controlled"),
     Case(

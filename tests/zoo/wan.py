@@ -195,6 +195,14 @@ ANIMATE_TEXT = {**ANIMATE, "image_dim": None, "added_kv_proj_dim": None}
 CASES = [
     Case("WanTransformer3DModel", WAN, wan, ranks=(2, 4, 8)),
     Case("WanTransformer3DModel", WAN, wan_per_token, option="per-token timesteps"),
+    Case(
+        "WanTransformer3DModel",
+        {**WAN, "num_attention_heads": 6, "ffn_dim": 66},
+        wan,
+        option="6 heads",
+        ranks=(2,),
+        padded=(4,),
+    ),
     Case("WanTransformer3DModel", IMAGES, wan_images, option="image", ranks=(2, 4, 8)),
     Case("WanTransformer3DModel", TWO_IMAGES, wan_two_images, option="first and last image"),
     Case("WanTransformer3DModel", NO_NORM2, wan, option="no cross-attention norm"),

@@ -46,6 +46,14 @@ CASES = [
     Case("ZImageTransformer2DModel", {**ZIMAGE, "qk_norm": False}, zimage, option="no qk norm"),
     Case(
         "ZImageTransformer2DModel",
+        {**ZIMAGE, "dim": 72, "n_heads": 6, "n_kv_heads": 6},
+        zimage,
+        option="6 heads",
+        ranks=(2,),
+        padded=(4,),
+    ),
+    Case(
+        "ZImageTransformer2DModel",
         {**ZIMAGE, "siglip_feat_dim": 20},
         omni,
         option="omni",
