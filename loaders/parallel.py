@@ -239,7 +239,7 @@ def _share_output(
             layers.Sliced,
             group,
             shardc_slice=local.slice_,
-            shardc_unit=dims.value(local.unit),
+            shardc_unit=1 if local.unit is None else dims.value(local.unit),
             shardc_pad=dims.pad_heads,
             shardc_rank=rank,
             shardc_ranks=group.size(),

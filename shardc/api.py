@@ -132,10 +132,13 @@ def build(
     pad_heads: bool = False,
     resources: Resources | None = None,
     force: bool = False,
+    resume: bool = False,
 ) -> BuildReport:
     """Plan `src` as `plan` does and write the shard set to folder `out`.
 
-    `out` appears by rename when it is whole. Raises what `plan` raises, and OutputError.
+    `out` appears by rename when it is whole; where it is up to date, nothing is done. force:
+    replace a shard set that stands there; resume: go on from what an interrupted build left.
+    Raises what `plan` raises, and OutputError.
     """
     planned = plan(
         src,
@@ -148,7 +151,7 @@ def build(
         max_part_bytes=max_part_bytes,
         pad_heads=pad_heads,
     )
-    return build_plan(planned, Path(out), resources or Resources(), force=force)
+    return build_plan(planned, Path(out), resources or Resources(), force=force, resume=resume)
 
 
 def verify(
@@ -168,10 +171,17 @@ def verify(
 
 
 def merge(
-    out: StrPath, full: StrPath, *, resources: Resources | None = None, force: bool = False
+    out: StrPath,
+    full: StrPath,
+    *,
+    resources: Resources | None = None,
+    force: bool = False,
+    resume: bool = False,
 ) -> BuildReport:
     """Write the full checkpoint of shard set `out` to folder `full`, bit for bit."""
-    return convert.merge(Path(out), Path(full), resources or Resources(), force=force)
+    return convert.merge(
+        Path(out), Path(full), resources or Resources(), force=force, resume=resume
+    )
 
 
 def reshard(
@@ -181,6 +191,9 @@ def reshard(
     *,
     resources: Resources | None = None,
     force: bool = False,
+    resume: bool = False,
 ) -> BuildReport:
     """Write shard set `out` at degree `tp` to folder `new`: the bytes of a build at `tp`."""
-    return convert.reshard(Path(out), Path(new), tp, resources or Resources(), force=force)
+    return convert.reshard(
+        Path(out), Path(new), tp, resources or Resources(), force=force, resume=resume
+    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import resource
-import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,17 +15,12 @@ import xxhash
 
 import shardc
 from shardc.checkpoint import CONFIG, INDEX_NAME, Component
-from shardc.errors import OutputError, Problem, ShardSetError
+from shardc.current import carried, is_current
+from shardc.errors import CheckpointError, Problem, ShardSetError
 from shardc.execute import Digests, default_workers, execute
-from shardc.files import (
-    carry_file,
-    check_replaceable,
-    copy_file,
-    keep_file,
-    new_folder,
-    sync_folders,
-    write_file,
-)
+from shardc.fileio import Snapshot
+from shardc.files import COPY_BYTES, check_space, nearest_folder, write_file
+from shardc.header import TensorInfo, read_header
 from shardc.index import (
     FORMAT_VERSION,
     FileEntry,
@@ -41,7 +35,16 @@ from shardc.index import (
     range_entries,
 )
 from shardc.layout import Replicate
-from shardc.planner import ComponentPlan, Plan
+from shardc.planner import ComponentPlan, Move, OutFile, Plan
+from shardc.workspace import (
+    Workspace,
+    allocated_bytes,
+    check_apart,
+    check_way,
+    partial_folder,
+    sweep,
+    workspace,
+)
 
 DEFAULT_MEMORY_BYTES = 64 * 1024 * 1024
 
@@ -62,7 +65,10 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What a build did. `kept` says for each unsharded component how its weights got there."""
+    """What a build did. `kept` says for each unsharded component how its weights got there.
+
+    resumed_tensors: those that an unfinished build had written. up_to_date: nothing was to do.
+    """
 
     out: str
     tp: int
@@ -73,38 +79,110 @@ class BuildReport:
     peak_rss_bytes: int
     sharded: tuple[str, ...]
     kept: dict[str, str]
+    resumed_tensors: int = 0
+    up_to_date: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def build(plan: Plan, out: Path, resources: Resources, *, force: bool = False) -> BuildReport:
-    """Carry out `plan` into folder `out`. Raises OutputError, CheckpointError; nothing is left."""
+def build(
+    plan: Plan, out: Path, resources: Resources, *, force: bool = False, resume: bool = False
+) -> BuildReport:
+    """Carry out `plan` into folder `out`, or do nothing where it is up to date.
+
+    force: replace a shard set there, and drop what an unfinished build left; resume: go on from
+    that. Raises OutputError, CheckpointError; what stays for `resume` is said in the error.
+    """
     started = time.monotonic()
-    check_out(plan, out, force=force)
-    kept: dict[str, str] = {}
-    with new_folder(out, force=force) as folder:
-        for extra in plan.checkpoint.extras:
-            carry_file(plan.checkpoint.path / extra, folder / extra, fsync=resources.fsync)
-        for component, _ in plan.kept:
-            kept[component.name] = _keep(component, folder / component.name, resources)
+    if not force and is_current(plan, out):
+        sweep(out, lambda: _facts(plan, _snapshot(plan)))
+        files, _ = count_files(out)
+        return _report(plan, out, started, files, 0, {}, up_to_date=True)
+    check_apart(plan.checkpoint.path, out)
+    others = carried(plan)
+    snapshot = _snapshot(plan)
+    kept: dict[str, set[str]] = {component.name: set() for component, _ in plan.kept}
+    with workspace(
+        out,
+        _facts(plan, snapshot),
+        force=force,
+        resume=resume,
+        fsync=resources.fsync,
+        at_rest=lambda: not snapshot.changes(),
+    ) as work:
+        check_space(out, _needed_bytes(plan, out), work.allocated_bytes())
         for part in plan.components:
-            target = folder / part.component.name if part.component.name else folder
-            write_component(part, target, resources)
-        if resources.fsync:
-            sync_folders(folder)
-        files, written = count_files(folder)
+            check_headers(part.component)
+        for name, path in others.items():
+            work.carry(path, name)
+        for component, _ in plan.kept:
+            for file in component.files:
+                name = str(Path(component.name, file.name))
+                kept[component.name].add(work.keep(file.path, name))
+        taken = sum(_write_component(part, work, resources, snapshot) for part in plan.components)
+        snapshot.check()
+        files, written = count_files(work.folder)
+    ways = {name: " and ".join(sorted(used)) for name, used in kept.items()}
+    return _report(plan, out, started, files, written, ways, resumed_tensors=taken)
+
+
+def _report(
+    plan: Plan,
+    out: Path,
+    started: float,
+    files: int,
+    written_bytes: int,
+    kept: dict[str, str],
+    **more: Any,
+) -> BuildReport:
     return BuildReport(
         out=str(out),
         tp=plan.options.tp,
         files=files,
         source_bytes=sum(c.component.size_bytes for c in plan.components),
-        written_bytes=written,
+        written_bytes=written_bytes,
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss_bytes(),
         sharded=tuple(c.component.name for c in plan.components),
         kept=kept,
+        **more,
     )
+
+
+def weights(components: Iterable[Component]) -> dict[str, Path]:
+    """The weight files of `components` by their names in the checkpoint."""
+    return {str(Path(c.name, file.name)): file.path for c in components for file in c.files}
+
+
+def _snapshot(plan: Plan) -> Snapshot:
+    return Snapshot({**weights(c.component for c in plan.components), **carried(plan)})
+
+
+def _facts(plan: Plan, snapshot: Snapshot) -> dict[str, str | int | None]:
+    """What an unfinished build must have been, for this one to go on from it."""
+    options = plan.options
+    facts: dict[str, str | int | None] = {
+        "version": f"shardc {shardc.__version__}",
+        "command": "build",
+        "tp": options.tp,
+        "profile": options.profile,
+        "dtype": options.dtype,
+        "max part size": options.max_part_bytes,
+        "pad heads": options.pad_heads,
+    }
+    for part in plan.components:
+        facts[f"manifest of {part.component.name or '.'}"] = part.manifest.name
+    for component, _ in plan.kept:
+        facts[f"component {component.name}"] = "kept whole"
+    for part in plan.components:
+        facts[f"plan of {part.component.name or '.'}"] = part.digest
+    return facts | source_facts(snapshot)
+
+
+def source_facts(snapshot: Snapshot) -> dict[str, str | int | None]:
+    """The identities of a build's source files, as a journal records them."""
+    return {f"source file {name}": str(known) for name, known in snapshot.identities.items()}
 
 
 def count_files(folder: Path) -> tuple[int, int]:
@@ -123,65 +201,88 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def check_out(plan: Plan, out: Path, *, force: bool = False) -> None:
-    """OutputError where `out` exists, overlaps the source, or has no room for `plan`."""
-    check_replaceable(out, force=force)
+def check_out(plan: Plan, out: Path, *, force: bool = False, resume: bool = False) -> bool:
+    """What `build` would refuse, without writing: OutputError; whether `out` is up to date."""
+    if not force and is_current(plan, out):
+        return True
     check_apart(plan.checkpoint.path, out)
-    check_space(out, sum(f.size_bytes for c in plan.components for f in c.files))
+    check_way(out, _facts(plan, _snapshot(plan)), force=force, resume=resume)
+    check_space(out, _needed_bytes(plan, out), allocated_bytes(partial_folder(out)))
+    return False
 
 
-def check_apart(source: Path, out: Path) -> None:
-    """OutputError where one lies inside the other: the next build would take the output in."""
-    inner, outer = out.resolve(), source.resolve()
-    if source.is_dir() and (inner.is_relative_to(outer) or outer.is_relative_to(inner)):
-        raise OutputError(
-            Problem(str(out), f"overlaps its source {source}", "name a folder beside it with -o")
-        )
+def check_headers(component: Component) -> None:
+    """CheckpointError where a weight file's header is not the one that was planned for."""
+    planned: dict[int, set[TensorInfo]] = {number: set() for number in range(len(component.files))}
+    for tensor in component.tensors:
+        for part in tensor.stored:
+            planned[part.file].add(part.info)
+    for number, file in enumerate(component.files):
+        if set(read_header(file.path).tensors) != planned[number]:
+            what = "has another header than when it was planned for"
+            raise CheckpointError(Problem(str(file.path), what, "plan and build again"))
 
 
-def check_space(out: Path, needed_bytes: int) -> None:
-    """Refuse before anything is written where the filesystem has not the room."""
-    parent = out.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    free = shutil.disk_usage(parent).free
-    if free < needed_bytes:
-        raise OutputError(
-            Problem(str(out), f"needs {needed_bytes} bytes, {free} are free", "choose another -o")
-        )
+def _needed_bytes(plan: Plan, out: Path) -> int:
+    """What the set takes: shards, and what is copied; weights on the same disk are linked."""
+    disk = nearest_folder(out).stat().st_dev
+    copied = (
+        status.st_size
+        for status in (path.stat() for path in carried(plan).values())
+        if status.st_dev != disk or status.st_size < COPY_BYTES
+    )
+    return sum(copied) + sum(f.size_bytes for c in plan.components for f in c.files)
 
 
-def _keep(component: Component, folder: Path, resources: Resources) -> str:
-    ways = [
-        keep_file(file.path, folder / file.name, fsync=resources.fsync) for file in component.files
-    ]
-    names = [*component.extras, *([component.index] if component.index else [])]
-    for name in names:
-        copy_file(component.path / name, folder / name, fsync=resources.fsync)
-    return " and ".join(sorted(set(ways)))
+def _write_component(
+    plan: ComponentPlan, work: Workspace, resources: Resources, snapshot: Snapshot
+) -> int:
+    """Write one component's shards, then its index, which makes them count.
+
+    How many tensors an earlier build had written.
+    """
+    component = plan.component
+    digests, taken = write_shards(component, plan.files, plan.moves(), work, resources)
+    snapshot.check()
+    if resources.expected is not None:
+        check_digests(component, digests, resources.expected[component.name])
+    index = make_index(plan, digests)
+    write_file(work.folder / component.name / INDEX_NAME, index.dump(), fsync=resources.fsync)
+    return taken
 
 
-def write_component(plan: ComponentPlan, folder: Path, resources: Resources) -> None:
-    """Write one component's shards, then its index, which makes them count."""
+def write_shards(
+    component: Component,
+    files: Sequence[OutFile],
+    moves: Iterable[Move],
+    work: Workspace,
+    resources: Resources,
+) -> tuple[list[Digests], int]:
+    """Write a component's weight files; each move's digests, and how many were taken over."""
+    folder = work.folder / component.name
     folder.mkdir(parents=True, exist_ok=True)
-    for extra in plan.component.extras:
-        copy_file(plan.component.path / extra, folder / extra, fsync=resources.fsync)
-    workers = resources.workers or default_workers()
+    fresh = 0
+
+    def record(done: Mapping[int, Digests]) -> None:
+        nonlocal fresh
+        fresh += len(done)
+        work.journal.add_tensors(component.name, done)
+
     digests = execute(
-        plan.component.files,
+        component.files,
         folder,
-        plan.files,
-        plan.moves(),
-        workers=workers,
+        files,
+        moves,
+        workers=resources.workers or default_workers(),
         memory_bytes=resources.memory_bytes,
         fsync=resources.fsync,
         progress=resources.progress,
+        held=work.journal.past.tensors.get(component.name),
+        record=record,
     )
-    ordered = [digests[number] for number in range(len(plan.tensors))]
-    if resources.expected is not None:
-        check_digests(plan.component, ordered, resources.expected[plan.component.name])
-    index = make_index(plan, ordered)
-    write_file(folder / INDEX_NAME, index.dump(), fsync=resources.fsync)
+    if resources.fsync:
+        work.journal.sync()
+    return [digests[number] for number in range(len(digests))], len(digests) - fresh
 
 
 def check_digests(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
-from shardc.errors import CheckpointError, Problem
-from shardc.header import Header, TensorInfo, parse_json, read_header
+from shardc.errors import CheckpointError, Problem, printable
+from shardc.folders import files_below, link_problem
+from shardc.header import Header, TensorInfo, read_header
 from shardc.layout import Piece
+from shardc.reading import read_json
 from shardc.weights import (
     ADAPTER_CONFIG,
     FOREIGN,
+    UNPICKLE,
     find_weights,
     foreign_problems,
     model_names,
@@ -139,13 +143,13 @@ def sharded_components(path: Path) -> list[str]:
         return [""]
     if not (path / MODEL_INDEX).is_file():
         return []
-    return [name for name in listed_components(path) if (path / name / INDEX_NAME).is_file()]
+    return [name for name in listed_components(path) if os.path.isfile(path / name / INDEX_NAME)]
 
 
 def listed_components(path: Path) -> dict[str, list[str]]:
     """model_index.json's components: (library, class) by folder name; CheckpointError."""
     where = str(path / MODEL_INDEX)
-    document = parse_json((path / MODEL_INDEX).read_bytes(), where)
+    document = read_json(path / MODEL_INDEX)
     if not isinstance(document, dict):
         raise CheckpointError(Problem(where, "is not a JSON object"))
     listed = {
@@ -154,9 +158,9 @@ def listed_components(path: Path) -> dict[str, list[str]]:
         if not name.startswith("_") and isinstance(entry, list) and len(entry) == 2 and entry[0]
     }
     problems = [
-        Problem(where, f"component {name!r} leaves the folder")
+        Problem(where, f"component {name!r:.200} is no plain name: it leaves the folder, or could")
         for name in listed
-        if "/" in name or "\\" in name or name in (".", "..")
+        if not name.isidentifier()  # as the pipeline's keyword argument that it is
     ]
     if problems:
         raise CheckpointError(problems)
@@ -194,11 +198,14 @@ def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix != ".safetensors":
         raise CheckpointError(
-            Problem(str(path), "not a .safetensors file", "convert it first; nothing is unpickled")
+            Problem(str(path), "not a .safetensors file; shardc never unpickles", UNPICKLE)
         )
+    if "\\" in path.name or path.name != printable(path.name):
+        raise CheckpointError(Problem(str(path), "its name has a backslash or control characters"))
     header = read_header(path)
     if problems := foreign_problems(path, header):
         raise CheckpointError(problems)
+    _check_links([path.parent / CONFIG], path.parent)
     config = _read_config(path.parent, required=True)
     component = _component("", path.parent, config, {path.name: header}, None, (CONFIG,), ())
     return Checkpoint(path, "file", (component,), (), ())
@@ -206,14 +213,15 @@ def _open_file(path: Path) -> Checkpoint:
 
 def _open_pipeline(path: Path, variant: str | None) -> Checkpoint:
     listed = listed_components(path)
-    names = [name for name in listed if (path / name).is_dir()]
+    names = [name for name in listed if os.path.isdir(path / name)]
     missing = [name for name in listed if name not in names]
+    _check_links([path / name for name in names], path)
     problems: list[Problem] = []
     components = []
     plain_too = variant is not None and _any_variant(path, names, variant)
     for name in names:
         try:
-            component = open_component(path / name, name, variant, plain_too=plain_too)
+            component = open_component(path / name, name, variant, plain_too=plain_too, root=path)
         except CheckpointError as error:
             problems += error.problems
             continue
@@ -224,7 +232,7 @@ def _open_pipeline(path: Path, variant: str | None) -> Checkpoint:
     if problems:
         raise CheckpointError(problems)
     folders = {component.name for component in components}
-    extras, left_out = _other_files(path, skip=folders)
+    extras, left_out = _other_files(path, path, skip=folders)
     return Checkpoint(path, "pipeline", tuple(components), extras, left_out, tuple(missing))
 
 
@@ -233,11 +241,17 @@ def _any_variant(path: Path, names: Iterable[str], variant: str) -> bool:
 
 
 def open_component(
-    path: Path, name: str, variant: str | None, *, plain_too: bool = False
+    path: Path,
+    name: str,
+    variant: str | None,
+    *,
+    plain_too: bool = False,
+    root: Path | None = None,
 ) -> Component | None:
     """A component folder's tensors, None where it has no weights; `name` is what to call it.
 
-    plain_too: without the variant, its plain weights are taken, as diffusers does.
+    plain_too: without the variant, its plain weights are taken, as diffusers does. root: the
+    pipeline's folder, which no link may leave (default: `path`).
     """
     try:
         weights = find_weights(path, variant)
@@ -247,9 +261,9 @@ def open_component(
         weights = find_weights(path, None)
     if weights is None:
         return None
+    extras, left_out = _other_files(path, root or path)
     config = _read_config(path, required=False)
     headers = read_headers(path, weights)
-    extras, left_out = _other_files(path, skip=set())
     # Index files of any variant describe full checkpoints; they go with the weights.
     extras = tuple(extra for extra in extras if ".safetensors.index" not in extra)
     left_out = tuple(sorted(set(left_out) - set(weights.files)))
@@ -305,7 +319,7 @@ def class_of(config: Mapping[str, Any]) -> str | None:
     if name is None:
         architectures = config.get("architectures")
         name = architectures[0] if isinstance(architectures, list) and architectures else None
-    return name if isinstance(name, str) else None
+    return name if isinstance(name, str) and name == printable(name) else None
 
 
 def _read_config(path: Path, *, required: bool) -> Mapping[str, Any]:
@@ -318,23 +332,32 @@ def _read_config(path: Path, *, required: bool) -> Mapping[str, Any]:
                 )
             )
         return {}
-    config = parse_json(where.read_bytes(), str(where))
+    config = read_json(where)
     if not isinstance(config, dict):
         raise CheckpointError(Problem(str(where), "is not a JSON object"))
     return config
 
 
-def _other_files(path: Path, *, skip: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(files to carry over, weights left out) below `path`, hidden ones and `skip` excluded."""
+def _check_links(links: Iterable[Path], root: Path) -> None:
+    problems = [
+        problem for link in links if link.is_symlink() if (problem := link_problem(link, root))
+    ]
+    if problems:
+        raise CheckpointError(problems)
+
+
+def _other_files(
+    path: Path, root: Path, *, skip: Set[str] = frozenset()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(files to carry over, weights left out) below `path`; CheckpointError for bad links."""
+    found, problems = files_below(path, root, skip=skip)
+    if problems:
+        raise CheckpointError(problems)
     extras: list[str] = []
     left_out: list[str] = []
-    for entry in sorted(path.rglob("*")):
-        relative = entry.relative_to(path)
-        if relative.parts[0] in skip or any(part.startswith(".") for part in relative.parts):
-            continue
-        if not entry.is_file():
-            continue
+    for name in found:
+        entry = Path(name)
         is_weights = entry.suffix == ".safetensors" or entry.suffix in FOREIGN
         is_weights |= entry.name == ADAPTER_CONFIG  # a library would look for the adapter's
-        (left_out if is_weights else extras).append(relative.as_posix())
+        (left_out if is_weights else extras).append(name)
     return tuple(extras), tuple(left_out)

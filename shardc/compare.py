@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from shardc.errors import Problem, VerifyError
 from shardc.header import DTYPE_BITS, TensorInfo
@@ -22,6 +23,12 @@ from shardc.index import PlacementEntry, Zeros
 
 CHUNK_BYTES = 4 * 1024 * 1024
 PADDING = -1
+CASTABLE: Mapping[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
 
 Rows = npt.NDArray[np.int64]
 Progress = Callable[[int], None]
@@ -152,6 +159,16 @@ def first_difference(
     return None
 
 
+def whole_digest(whole: StoredRows, dtype: str) -> str:
+    """XXH3-128 of a tensor as a set of `dtype` would hold it, read front to back."""
+    state = xxhash.xxh3_128()
+    for at in range(0, whole.info.size_bytes, CHUNK_BYTES):
+        size = min(CHUNK_BYTES, whole.info.size_bytes - at)
+        piece = read_bytes(whole.path, whole.at + whole.info.start + at, size)
+        state.update(_cast(piece, whole.info.dtype, dtype).data)
+    return state.hexdigest()
+
+
 def _pairs(
     whole: StoredRows, part: StoredRows, rows: Rows | None
 ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], str]]:
@@ -226,15 +243,9 @@ def _cast(data: npt.NDArray[np.uint8], dtype: str, wanted: str) -> npt.NDArray[n
     """The bytes as `wanted`: by float32, which holds every narrower value exactly."""
     if dtype == wanted:
         return data
-    kinds: dict[str, Any] = {
-        "F64": np.float64,
-        "F32": np.float32,
-        "F16": np.float16,
-        "BF16": ml_dtypes.bfloat16,
-    }
     with np.errstate(over="ignore", invalid="ignore"):
-        single = data.view(kinds[dtype]).astype(np.float32)
-        cast: npt.NDArray[np.uint8] = single.astype(kinds[wanted]).view(np.uint8)
+        single = data.view(CASTABLE[dtype]).astype(np.float32)
+        cast: npt.NDArray[np.uint8] = single.astype(CASTABLE[wanted]).view(np.uint8)
     return cast
 
 

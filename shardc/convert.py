@@ -7,30 +7,39 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import shardc
 from shardc.builder import (
     BuildReport,
     Resources,
     build,
-    check_apart,
     check_digests,
-    check_space,
     count_files,
     peak_rss_bytes,
+    source_facts,
+    weights,
+    write_shards,
 )
 from shardc.checkpoint import Checkpoint, Component, Stored
 from shardc.errors import ShardSetError
-from shardc.execute import default_workers, execute
-from shardc.files import carry_file, check_replaceable, new_folder, sync_folders, write_file
+from shardc.fileio import Snapshot
+from shardc.files import check_space, write_file
 from shardc.header import dump_header, lay_out, tensor_bytes
 from shardc.index import Index
 from shardc.manifest import parse_manifest
 from shardc.planner import ComponentPlan, Move, Options, OutFile, Plan, plan_component
 from shardc.shardset import ShardSet, as_component, open_shard_set
 from shardc.verifier import copy_problems
+from shardc.workspace import Workspace, check_apart, workspace
 
 
 def reshard(
-    path: Path, out: Path, tp: int, resources: Resources, *, force: bool = False
+    path: Path,
+    out: Path,
+    tp: int,
+    resources: Resources,
+    *,
+    force: bool = False,
+    resume: bool = False,
 ) -> BuildReport:
     """The shard set at another degree: the same bytes as a build of its source at that degree.
 
@@ -52,10 +61,12 @@ def reshard(
         name: [tensor.digest for tensor in index.tensors.values()]
         for name, index in shard_set.components.items()
     }
-    return build(plan, out, replace(resources, expected=expected), force=force)
+    return build(plan, out, replace(resources, expected=expected), force=force, resume=resume)
 
 
-def merge(path: Path, out: Path, resources: Resources, *, force: bool = False) -> BuildReport:
+def merge(
+    path: Path, out: Path, resources: Resources, *, force: bool = False, resume: bool = False
+) -> BuildReport:
     """The full checkpoint again: the source's files, names and tensors, bit for bit.
 
     A set built with --dtype gives back what it holds, the cast tensors. Where ranks hold copies
@@ -67,28 +78,46 @@ def merge(path: Path, out: Path, resources: Resources, *, force: bool = False) -
     components = {name: as_component(shard_set, name) for name in shard_set.components}
     if problems := copy_problems(shard_set):
         raise ShardSetError(problems)
-    check_replaceable(out, force=force)
     check_apart(path, out)
-    check_space(out, sum(component.size_bytes for component in components.values()))
-    with new_folder(out, force=force) as folder:
-        for extra in _rest(shard_set):
-            carry_file(path / extra, folder / extra, fsync=resources.fsync)
-        for name, component in components.items():
-            target = folder / name if name else folder
-            _merge_component(component, shard_set.components[name], target, resources)
-        if resources.fsync:
-            sync_folders(folder)
-        files, written = count_files(folder)
+    others = {extra: path / extra for extra in _rest(shard_set)}
+    for name, component in components.items():
+        others.update({str(Path(name, e)): component.path / e for e in component.extras})
+    snapshot = Snapshot({**weights(components.values()), **others})
+    facts: dict[str, str | int | None] = {
+        "version": f"shardc {shardc.__version__}",
+        "command": "merge",
+        **{f"plan of {name or '.'}": i.plan for name, i in shard_set.components.items()},
+        **source_facts(snapshot),
+    }
+    source_bytes = sum(component.size_bytes for component in components.values())
+    with workspace(
+        out,
+        facts,
+        force=force,
+        resume=resume,
+        fsync=resources.fsync,
+        at_rest=lambda: not snapshot.changes(),
+    ) as work:
+        check_space(out, source_bytes, work.allocated_bytes())
+        for name, source in others.items():
+            work.carry(source, name)
+        taken = sum(
+            _merge_component(component, shard_set.components[name], work, resources)
+            for name, component in components.items()
+        )
+        snapshot.check()
+        files, written = count_files(work.folder)
     return BuildReport(
         out=str(out),
         tp=1,
         files=files,
-        source_bytes=sum(component.size_bytes for component in components.values()),
+        source_bytes=source_bytes,
         written_bytes=written,
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss_bytes(),
         sharded=(),
         kept={},
+        resumed_tensors=taken,
     )
 
 
@@ -105,11 +134,9 @@ def _rest(shard_set: ShardSet) -> tuple[str, ...]:
 
 
 def _merge_component(
-    component: Component, index: Index, folder: Path, resources: Resources
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for extra in component.extras:
-        carry_file(component.path / extra, folder / extra, fsync=resources.fsync)
+    component: Component, index: Index, work: Workspace, resources: Resources
+) -> int:
+    """One component's files as they were; how many tensors an earlier merge had written."""
     files = []
     targets: dict[str, Stored] = {}
     for number, origin in enumerate(component.origins):
@@ -122,18 +149,8 @@ def _merge_component(
         Move(t.name, t.dtype, t.dtype, t.shape, t.dim or 0, t.stored, (targets[t.name],))
         for t in component.tensors
     )
-    digests = execute(
-        component.files,
-        folder,
-        files,
-        moves,
-        workers=resources.workers or default_workers(),
-        memory_bytes=resources.memory_bytes,
-        fsync=resources.fsync,
-        progress=resources.progress,
-    )
-    ordered = [digests[number] for number in range(len(component.tensors))]
-    check_digests(component, ordered, [tensor.digest for tensor in index.tensors.values()])
+    digests, taken = write_shards(component, files, moves, work, resources)
+    check_digests(component, digests, [tensor.digest for tensor in index.tensors.values()])
     if component.index is not None:
         document = {
             "metadata": {
@@ -142,4 +159,6 @@ def _merge_component(
             "weight_map": {t.name: component.origins[t.origin].name for t in component.tensors},
         }
         raw = json.dumps(document, indent=2, sort_keys=True) + "\n"
-        write_file(folder / component.index, raw.encode(), fsync=resources.fsync)
+        where = work.folder / component.name / component.index
+        write_file(where, raw.encode(), fsync=resources.fsync)
+    return taken

@@ -11,8 +11,11 @@ from typing import Any
 import tomli_w
 
 from shardc.errors import ManifestError, Problem
+from shardc.reading import nested_deeper
 
 MAX_MANIFEST_BYTES = 1_000_000
+MAX_LINE = 4000  # characters: to parse a dotted key takes time quadratic in its length
+MAX_NESTING = 16  # of tables and arrays
 MAX_DEPTH = 4  # of manifests that extend one another
 
 TABLES = ("defaults", "dims", "prefix")  # an own entry replaces an inherited one of its key
@@ -35,10 +38,19 @@ def read(text: str, name: str, find: Callable[[str], str | None], depth: int = 1
     """
     if len(text.encode()) > MAX_MANIFEST_BYTES:
         raise ManifestError(Problem(name, f"larger than {MAX_MANIFEST_BYTES} bytes"))
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE:
+            what = f"a line of {len(line)} characters, the limit is {MAX_LINE}"
+            raise ManifestError(Problem(f"{name}:{number}", what))
     try:
         values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number may be too long for Python, too
         raise ManifestError(Problem(name, f"not valid TOML: {error}")) from error
+    if nested_deeper(values, MAX_NESTING):
+        raise ManifestError(Problem(name, f"tables nested more than {MAX_NESTING} deep"))
+    if (large := _too_large(values)) is not None:
+        what = f"{hex(large):.40} is outside the 64 bits of a TOML integer"
+        raise ManifestError(Problem(name, what))
     places = _places(text, name, values)
     if "extends" not in values:
         return Document(text, values, places)
@@ -50,6 +62,14 @@ def read(text: str, name: str, find: Callable[[str], str | None], depth: int = 1
         raise ManifestError(Problem(name, f"is {depth} manifests deep: a circle?"))
     merged = _merge(read(found, f"{base}.toml", find, depth + 1), values, places)
     return Document(tomli_w.dumps(merged.values), merged.values, merged.places)
+
+
+def _too_large(value: Any) -> int | None:
+    """An integer that TOML does not know, which tomllib reads all the same; None without one."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return next((found for v in inner if (found := _too_large(v)) is not None), None)
+    return value if isinstance(value, int) and not -(2**63) <= value < 2**63 else None
 
 
 def _places(text: str, name: str, values: Mapping[str, Any]) -> tuple[str, ...]:

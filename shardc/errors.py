@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+MAX_PROBLEMS = 1000  # that one error carries; of more it says how many
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -16,7 +19,16 @@ class Problem:
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text} ({self.fix})" if self.fix else text
+        return printable(f"{text} ({self.fix})" if self.fix else text)
+
+
+# Control characters, line ends, what turns the direction of text, halves of characters.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text on one line that no terminal obeys: what might be obeyed is escaped."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class ShardcError(Exception):
@@ -27,7 +39,11 @@ class ShardcError(Exception):
             problems = [Problem("", problems)]
         elif isinstance(problems, Problem):
             problems = [problems]
-        self.problems: tuple[Problem, ...] = tuple(problems)
+        found = tuple(problems)
+        if len(found) > MAX_PROBLEMS:
+            more = Problem("", f"and {len(found) - MAX_PROBLEMS} problems more")
+            found = (*found[:MAX_PROBLEMS], more)
+        self.problems: tuple[Problem, ...] = found
         super().__init__(str(self))
 
     def __str__(self) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +20,7 @@ from shardc.fileio import Bytes, Output, Source
 from shardc.planner import Move, OutFile
 from shardc.schedule import Batch, Geometry, Part, chunk_bytes, geometry, schedule
 
+T = TypeVar("T")
 Progress = Callable[[int], None]
 
 NUMPY_DTYPES: dict[str, Any] = {
@@ -38,6 +39,9 @@ class Digests:
     targets: tuple[str, ...]
 
 
+Record = Callable[[Mapping[int, Digests]], None]
+
+
 def default_workers() -> int:
     """Two threads keep a disk busy while a third computes; more only contend."""
     return min(3, max(2, (os.cpu_count() or 1)))
@@ -47,60 +51,106 @@ def execute(
     sources: Sequence[SourceFile],
     folder: Path,
     files: Sequence[OutFile],
-    moves: Iterator[Move],
+    moves: Iterable[Move],
     *,
     workers: int,
     memory_bytes: int,
     fsync: bool,
     progress: Progress | None = None,
+    held: Mapping[int, Digests] | None = None,
+    record: Record | None = None,
 ) -> dict[int, Digests]:
     """Write `files` below `folder` by `moves`; the digests of each move, by its number.
 
-    Buffers take at most `memory_bytes`. Raises CheckpointError where a source cannot be read or
-    has changed since its header was, OutputError where an output cannot be written.
+    held: moves that an earlier build says are done; one whose bytes do not have those digests is
+    done again. record: told, one call at a time, of moves whose bytes are written. Buffers take
+    at most `memory_bytes`. Raises CheckpointError where a source cannot be read, OutputError
+    where an output cannot be written.
     """
     limit = chunk_bytes(memory_bytes, workers)
+    numbered = dict(enumerate(moves))
     digests: dict[int, Digests] = {}
     with ExitStack() as stack:
         readers = [stack.enter_context(Source(source)) for source in sources]
         writers = [stack.enter_context(Output(folder / file.name, file)) for file in files]
-        batches = schedule(moves, limit)
-        lock = threading.Lock()
-        failed = threading.Event()
+        crew = stack.enter_context(_Crew(readers, writers, limit, workers))
 
-        def work() -> None:
-            worker = _Worker(readers, writers, limit)
-            while not failed.is_set():
-                with lock:
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                try:
-                    done = worker.run(batch)
-                except BaseException:
-                    failed.set()
-                    raise
-                with lock:
-                    digests.update(done)
-                    if progress is not None:
-                        progress(_batch_bytes(batch))
+        def settle(done: Mapping[int, Digests]) -> None:
+            with crew.lock:
+                digests.update(done)
+                if progress is not None:
+                    progress(sum(_source_bytes(numbered[number]) for number in done))
 
-        with ThreadPoolExecutor(workers) as pool:
-            try:
-                for future in [pool.submit(work) for _ in range(workers)]:
-                    future.result()
-            except BaseException:
-                failed.set()  # Ctrl-C lands here: the other workers stop after their batch
-                raise
-            if fsync:
-                list(pool.map(Output.sync, writers))
-        for reader in readers:
-            reader.check_unchanged()
+        def take_over(worker: _Worker, claim: tuple[int, Digests]) -> None:
+            number, stated = claim
+            if worker.holds(numbered[number], stated):
+                settle({number: stated})
+
+        def carry_out(worker: _Worker, batch: Batch) -> None:
+            done = worker.run(batch)
+            if record is not None:
+                with crew.lock:
+                    record(done)
+            settle(done)
+
+        crew.each(iter((held or {}).items()), take_over)
+        rest = [item for item in numbered.items() if item[0] not in digests]
+        crew.each(schedule(rest, limit), carry_out)
+        if fsync:
+            crew.each(iter(writers), lambda _, writer: writer.sync())
     return digests
 
 
-def _batch_bytes(batch: Batch) -> int:
-    return sum(part.info.size_bytes for _, move in batch.moves for part in move.sources)
+def _source_bytes(move: Move) -> int:
+    return sum(part.info.size_bytes for part in move.sources)
+
+
+class _Stopped(Exception):
+    """Another worker failed, or the user interrupted: this one has nothing to add."""
+
+
+class _Crew:
+    """Workers, each a thread with its buffers, that take jobs until none is left or one fails."""
+
+    def __init__(
+        self, readers: Sequence[Source], writers: Sequence[Output], limit_bytes: int, workers: int
+    ) -> None:
+        self.lock = threading.Lock()
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(workers)
+        self._workers = [_Worker(readers, writers, limit_bytes, self._stop) for _ in range(workers)]
+
+    def __enter__(self) -> _Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()  # Ctrl-C lands here: the workers stop after their chunk
+        while True:
+            try:
+                self._pool.shutdown(cancel_futures=True)
+            except KeyboardInterrupt:
+                continue  # once more: but no file may be closed under a worker
+            return
+
+    def each(self, jobs: Iterator[T], action: Callable[[_Worker, T], None]) -> None:
+        """Do `action` for each of `jobs`; raises what the first that failed did."""
+
+        def work(worker: _Worker) -> None:
+            while not self._stop.is_set():
+                with self.lock:
+                    job = next(jobs, None)
+                if job is None:
+                    return
+                try:
+                    action(worker, job)
+                except _Stopped:
+                    return
+                except BaseException:
+                    self._stop.set()
+                    raise
+
+        for future in [self._pool.submit(work, worker) for worker in self._workers]:
+            future.result()
 
 
 class _Digest:
@@ -127,11 +177,16 @@ class _Worker:
     """One thread's buffers, and the moving of one batch after another through them."""
 
     def __init__(
-        self, readers: Sequence[Source], writers: Sequence[Output], limit_bytes: int
+        self,
+        readers: Sequence[Source],
+        writers: Sequence[Output],
+        limit_bytes: int,
+        stop: threading.Event,
     ) -> None:
         self._readers = readers
         self._writers = writers
         self._limit = limit_bytes
+        self._stop = stop
         self._read = np.empty(limit_bytes, np.uint8)
         self._stage = np.empty(limit_bytes, np.uint8)
         self._cast = np.empty(limit_bytes, np.uint8)
@@ -153,22 +208,45 @@ class _Worker:
             done[number] = self._move(move, mine)
         return done
 
+    def holds(self, move: Move, stated: Digests) -> bool:
+        """Whether the outputs have the digests that an earlier build states for this move."""
+        return len(stated.targets) == len(move.targets) and all(
+            self._read_digest(part.file, part.info.start, part.info.size_bytes) == digest
+            for part, digest in zip(move.targets, stated.targets, strict=True)
+        )
+
     def _move(self, move: Move, held: Bytes | None) -> Digests:
         shape = geometry(move)
+        for target, stored in zip(shape.targets, move.targets, strict=True):
+            if target.padded and not self._writers[target.file].fresh:
+                self._clear(target, stored.info.size_bytes)
         whole = xxhash.xxh3_128()
         parts = [_Digest() for _ in shape.targets]
         for chunk in shape.chunks(self._limit):
+            self._go_on()
             data = self._fill(move, shape, chunk, held)
             if move.dtype != move.out_dtype:
-                data = self._cast_to(data, move.dtype, move.out_dtype)
+                data = cast(data, move.dtype, move.out_dtype, self._cast)
             whole.update(data.data)
             for target, digest in zip(shape.targets, parts, strict=True):
                 self._drain(shape, target, chunk, data, digest)
         digests = []
         for target, stored, digest in zip(shape.targets, move.targets, parts, strict=True):
             size = stored.info.size_bytes
-            digests.append(digest.finish(size) or self._read_digest(target, size))
+            own = digest.finish(size) or self._read_digest(target.file, target.start, size)
+            digests.append(own)
         return Digests(whole.hexdigest(), tuple(digests))
+
+    def _go_on(self) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+
+    def _clear(self, target: Part, size: int) -> None:
+        """Zeros, which padding relies on, where an earlier build may have left anything."""
+        for at in range(0, size, self._limit):
+            piece = self._stage[: min(self._limit, size - at)]
+            piece[:] = 0
+            self._writers[target.file].write(target.start + at, piece)
 
     def _fill(
         self, move: Move, shape: Geometry, chunk: tuple[int, int, int, int], held: Bytes | None
@@ -203,18 +281,6 @@ class _Worker:
                 rows_out[:, a * width : b * width] = rows_in[:, at * width : (at + b - a) * width]
         return data
 
-    def _cast_to(self, data: Bytes, dtype: str, out_dtype: str) -> Bytes:
-        """Round to nearest even; infinities and NaN stay. F64 goes by way of F32, as in torch."""
-        values = data.view(NUMPY_DTYPES[dtype])
-        wanted = np.dtype(NUMPY_DTYPES[out_dtype])
-        into = self._cast[: values.size * wanted.itemsize].view(wanted)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if dtype == "F64" and out_dtype != "F32":
-                values = values.astype(np.float32)
-            into[...] = values.astype(np.float32) if _needs_f32(dtype, out_dtype) else values
-        flat: Bytes = into.view(np.uint8)
-        return flat
-
     def _drain(
         self,
         shape: Geometry,
@@ -240,22 +306,36 @@ class _Worker:
             block = self._gather[: (end - first) * target.row * width]
             rows_in = data.reshape(end - first, -1)
             rows_out = block.reshape(end - first, -1)
-            if sum(b - a for a, b, _ in target.spans) != target.row:
-                block[:] = 0  # the rest is padding
+            if target.padded:
+                block[:] = 0
             for a, b, at in target.spans:
                 rows_out[:, at * width : (at + b - a) * width] = rows_in[:, a * width : b * width]
         if block.size:
             writer.write(target.start + first * target.row * width, block)
             digest.update(first * target.row * width, block)
 
-    def _read_digest(self, target: Part, size: int) -> str:
+    def _read_digest(self, file: int, start: int, size: int) -> str:
         state = xxhash.xxh3_128()
         for at in range(0, size, self._limit):
+            self._go_on()
             # not the read buffer: it may hold the batch's next tensors
             piece = self._stage[: min(self._limit, size - at)]
-            self._writers[target.file].read_back(target.start + at, piece)
+            self._writers[file].read_back(start + at, piece)
             state.update(piece.data)
         return state.hexdigest()
+
+
+def cast(data: Bytes, dtype: str, out_dtype: str, into: Bytes) -> Bytes:
+    """`data` in another float dtype, at the start of `into`: to nearest even, by F32 from F64."""
+    values = data.view(NUMPY_DTYPES[dtype])
+    wanted = np.dtype(NUMPY_DTYPES[out_dtype])
+    made = into[: values.size * wanted.itemsize].view(wanted)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == "F64" and out_dtype != "F32":
+            values = values.astype(np.float32)
+        made[...] = values.astype(np.float32) if _needs_f32(dtype, out_dtype) else values
+    flat: Bytes = made.view(np.uint8)
+    return flat
 
 
 def _needs_f32(dtype: str, out_dtype: str) -> bool:

@@ -1,21 +1,85 @@
-"""Positioned reads of sources and positioned writes of shards; every error names its file."""
+"""Positioned reads of sources and positioned writes of shards; every error names its file.
+
+Nothing is mapped: a source that shrinks is a short read here, where a mapping would be a SIGBUS.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from shardc.checkpoint import SourceFile
 from shardc.errors import CheckpointError, OutputError, Problem
+from shardc.header import MAX_HEADER_BYTES
 from shardc.planner import OutFile
 
 Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a file is known by without reading its data; `header`: of a weight file, else empty."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    header: str
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in asdict(self).items() if value != "")
+
+
+def identify(path: Path) -> Identity:
+    """The file that `path` leads to now; CheckpointError where it cannot be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            header = ""
+            if path.suffix == ".safetensors":
+                size = min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES)
+                header = xxhash.xxh3_128_hexdigest(file.read(size))
+    except OSError as error:
+        raise CheckpointError(Problem(str(path), f"cannot open it: {error.strerror}")) from error
+    return Identity(status.st_size, status.st_mtime_ns, status.st_ino, header)
+
+
+class Snapshot:
+    """What a build's source files were when it began: it fails where one is another at its end."""
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = paths
+        self.identities = {name: identify(path) for name, path in paths.items()}
+
+    def changes(self) -> list[Problem]:
+        """A problem for each file that is another now."""
+        problems = []
+        for name, before in self.identities.items():
+            try:
+                now: Identity | str = identify(self._paths[name])
+            except CheckpointError as error:
+                now = error.problems[0].what
+            if now != before:
+                problems.append(
+                    Problem(
+                        str(self._paths[name]),
+                        f"changed during the build: it was {before}; now {now}",
+                        "build again from a source at rest",
+                    )
+                )
+        return problems
+
+    def check(self) -> None:
+        """CheckpointError naming each file that is another now."""
+        if problems := self.changes():
+            raise CheckpointError(problems)
 
 
 class Source:
@@ -31,7 +95,6 @@ class Source:
             raise CheckpointError(
                 Problem(str(self._file.path), f"cannot open it: {error.strerror}")
             ) from error
-        self._first = os.fstat(self._fd)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self
@@ -64,32 +127,27 @@ class Source:
                 )
             view, at = view[count:], at + count
 
-    def check_unchanged(self) -> None:
-        """The open file must still be the one that was planned for."""
-        now, first = os.fstat(self._fd), self._first
-        if (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns) or (
-            now.st_size != self._file.size_bytes
-        ):
-            raise CheckpointError(
-                Problem(
-                    str(self._file.path),
-                    f"changed during the build ({self._file.size_bytes} bytes, now {now.st_size})",
-                    "build again from a source at rest",
-                )
-            )
-
 
 class Output:
-    """A shard file: made at its full size, header first, then written by position."""
+    """A shard file: made at its full size, header first, then written by position.
+
+    One that an earlier build left is taken as it is (`fresh` is false then): it may hold anything.
+    """
 
     def __init__(self, path: Path, file: OutFile) -> None:
         self._path = path
         self._plan = file
         self._data_start = len(file.header)
+        self.fresh = True
 
     def __enter__(self) -> Output:
         with self._errors():
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            flags = os.O_RDWR | os.O_NOFOLLOW
+            try:
+                self._fd = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                self._fd = os.open(self._path, flags)
+                self.fresh = False
             try:
                 _allocate(self._fd, self._plan.size_bytes)
                 self._write_at(0, memoryview(self._plan.header))
@@ -121,6 +179,8 @@ class Output:
     def _write_at(self, at: int, view: memoryview) -> None:
         while view:
             count = os.pwrite(self._fd, view, at)
+            if count == 0:
+                raise OSError(errno.EIO, "nothing could be written")
             view, at = view[count:], at + count
 
     @contextmanager
@@ -128,14 +188,21 @@ class Output:
         try:
             yield
         except OSError as error:
-            hint = "free some space, or choose another -o" if error.errno == errno.ENOSPC else ""
-            raise OutputError(
-                Problem(
-                    str(self._path),
-                    f"cannot write its {self._plan.size_bytes} bytes: {error.strerror}",
-                    hint,
-                )
-            ) from error
+            raise OutputError(write_problem(self._path, error, self._plan.size_bytes)) from error
+
+
+def write_problem(path: Path, error: OSError, size_bytes: int | None = None) -> Problem:
+    """Why `path`, of that many bytes, could not be written; of a full disk also what is free."""
+    size = "it" if size_bytes is None else f"its {size_bytes} bytes"
+    what = f"cannot write {size}: {error.strerror or error}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return Problem(str(path), what)
+    try:
+        disk = os.statvfs(path.parent)
+        what += f", {disk.f_bavail * disk.f_frsize} are free"
+    except OSError:
+        pass  # the folder is gone: the error itself has to do
+    return Problem(str(path), what, "free some space, or choose another -o")
 
 
 def _allocate(fd: int, size: int) -> None:

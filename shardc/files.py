@@ -1,4 +1,4 @@
-"""Whole files: copied, cloned or linked, and a folder that appears at once or not at all."""
+"""Whole files and folders: copied, cloned, linked, removed, and made durable."""
 
 from __future__ import annotations
 
@@ -9,80 +9,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardc.checkpoint import sharded_components
-from shardc.errors import CheckpointError, OutputError, Problem
+import xxhash
 
+from shardc.errors import CheckpointError, OutputError, Problem
+from shardc.fileio import write_problem
+
+COPY_BYTES = 1024 * 1024
 _FICLONE = 0x40049409  # linux/fs.h
 
 
-def partial_folder(out: Path) -> Path:
-    """Where a build of `out` writes until it is whole."""
-    return out.parent / f".{out.name}.shardc-partial"
+def check_space(out: Path, needed_bytes: int, held_bytes: int = 0) -> None:
+    """Refuse before anything is written where the filesystem has not the room.
 
-
-def check_replaceable(out: Path, *, force: bool) -> None:
-    """OutputError where something stands at `out` that may not be replaced."""
-    partial = partial_folder(out)
-    if out.exists() or out.is_symlink():
-        replaceable = out.is_dir() and bool(sharded_components(out))
-        if not replaceable:
-            what = "exists already" if not force else "is not a shard set"
-            raise OutputError(
-                Problem(str(out), f"{what}, and shardc will not replace it", "name another with -o")
-            )
-        if not force:
-            raise OutputError(
-                Problem(str(out), "exists already", "--force replaces it, -o names another")
-            )
-    if partial.exists() and not force:
+    held_bytes: what an unfinished build has of it already, to be taken over or removed.
+    """
+    parent = nearest_folder(out)
+    free = shutil.disk_usage(parent).free + held_bytes
+    if free < needed_bytes:
         raise OutputError(
-            Problem(str(partial), "is left of an unfinished build", "--force removes it")
+            Problem(str(out), f"needs {needed_bytes} bytes, {free} are free", "choose another -o")
         )
 
 
-@contextmanager
-def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` by rename when the block ends well.
-
-    Where it ends in an error, nothing is left, and what stood at `out` stands there still. Raises
-    OutputError where `out` exists (with `force`, only where it is no shard set; of a link the link
-    alone is replaced), or an unfinished build of it is in the way.
-    """
-    check_replaceable(out, force=force)
-    partial, old = partial_folder(out), out.parent / f".{out.name}.shardc-old"
-    with _told(out):
-        _remove(partial)
-        partial.mkdir(parents=True)
-    try:
-        with _told(out):
-            yield partial
-            _remove(old)
-            replaced = out.exists() or out.is_symlink()
-            if replaced:
-                out.rename(old)
-            try:
-                partial.rename(out)
-            except OSError:
-                if replaced:
-                    old.rename(out)
-                raise
-            _remove(old)
-    except BaseException:
-        with suppress(OSError):
-            _remove(partial)
-        raise
+def nearest_folder(path: Path) -> Path:
+    """The folder that is there already, above `path`."""
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return parent
 
 
 @contextmanager
-def _told(out: Path) -> Iterator[None]:
+def told(path: Path, size_bytes: int | None = None) -> Iterator[None]:
+    """An OSError as an OutputError that names the file it is about, else `path`."""
     try:
         yield
     except OSError as error:
-        where = str(error.filename or out)
-        raise OutputError(Problem(where, f"cannot write it: {error.strerror}")) from error
+        where = Path(os.fsdecode(error.filename or path))
+        raise OutputError(write_problem(where, error, size_bytes)) from error
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Whatever is there: a folder with all in it, a file, a link (never what it leads to)."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -90,46 +57,65 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def copy_file(source: Path, target: Path, *, fsync: bool) -> None:
-    """Copy bytes, through symlinks, with the umask's mode."""
+def copy_file(source: Path, target: Path, *, fsync: bool) -> str:
+    """Copy bytes, through symlinks, with the umask's mode; the digest of what was copied."""
+    state = xxhash.xxh3_128()
+    with _reading(source):
+        reader = source.open("rb", buffering=0)
+    with reader:
+        size = os.fstat(reader.fileno()).st_size
+        with told(target, size), target.open("xb", buffering=0) as writer:
+            while True:
+                with _reading(source):
+                    piece = memoryview(reader.read(COPY_BYTES) or b"")
+                if not piece:
+                    break
+                state.update(piece)
+                while piece:
+                    piece = piece[writer.write(piece) or 0 :]
+            if fsync:
+                os.fsync(writer.fileno())
+    return state.hexdigest()
+
+
+def digest_of(path: Path) -> str | None:
+    """XXH3-128 of a file's bytes; None where it cannot be read, or is a link."""
+    state = xxhash.xxh3_128()
     try:
-        reader = source.open("rb")
+        if path.is_symlink():
+            return None
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(COPY_BYTES):
+                state.update(piece)
+    except OSError:
+        return None
+    return state.hexdigest()
+
+
+@contextmanager
+def _reading(source: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(Problem(str(source), f"cannot read it: {error.strerror}")) from error
-    with reader, _told(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("xb") as writer:
-            shutil.copyfileobj(reader, writer, 1024 * 1024)
-            if fsync:
-                writer.flush()
-                os.fsync(writer.fileno())
 
 
-def keep_file(source: Path, target: Path, *, fsync: bool) -> str:
-    """Have `source`'s bytes at `target` as cheaply as the filesystem can: says how.
+def share_file(source: Path, target: Path, *, fsync: bool) -> str | None:
+    """Have `source`'s bytes at `target` without a copy: says how, None where there is no way.
 
-    A clone shares blocks until either side changes; a hard link is the same file; else a copy.
+    A clone shares blocks until either side changes; a hard link is the same file.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     source = source.resolve()  # a Hub cache links to its blobs
-    if _clone(source, target):
-        return "cloned"
+    with told(target):
+        if _clone(source, target, fsync=fsync):
+            return "cloned"
     with suppress(OSError):
         os.link(source, target)
         return "hard-linked"
-    copy_file(source, target, fsync=fsync)
-    return "copied"
+    return None
 
 
-def carry_file(source: Path, target: Path, *, fsync: bool) -> None:
-    """Weights as `keep_file` does, anything else as a copy of its own."""
-    if source.suffix == ".safetensors":
-        keep_file(source, target, fsync=fsync)
-    else:
-        copy_file(source, target, fsync=fsync)
-
-
-def _clone(source: Path, target: Path) -> bool:
+def _clone(source: Path, target: Path, *, fsync: bool) -> bool:
     try:
         import fcntl
     except ImportError:
@@ -137,6 +123,8 @@ def _clone(source: Path, target: Path) -> bool:
     try:
         with source.open("rb") as reader, target.open("xb") as writer:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+            if fsync:
+                os.fsync(writer.fileno())
             return True
     except OSError as error:
         with suppress(FileNotFoundError):
@@ -149,20 +137,26 @@ def _clone(source: Path, target: Path) -> bool:
 def write_file(path: Path, data: bytes, *, fsync: bool) -> None:
     """Write by way of a neighbour and a rename, so that `path` is whole or absent."""
     fresh = path.with_name(f".{path.name}.new")
-    with _told(path):
-        with fresh.open("xb") as writer:
+    with told(path, len(data)):
+        with fresh.open("wb") as writer:
             writer.write(data)
+            writer.flush()
             if fsync:
-                writer.flush()
                 os.fsync(writer.fileno())
         fresh.rename(path)
 
 
-def sync_folders(top: Path) -> None:
-    """Make the names below `top` durable."""
-    for folder in (top, *(entry for entry in top.rglob("*") if entry.is_dir())):
-        fd = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, durable."""
+    with told(path):
+        fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def sync_folders(top: Path) -> None:
+    """Make the names in `top` and in every folder below it durable."""
+    for folder in (top, *(entry for entry in top.rglob("*") if entry.is_dir())):
+        sync(folder)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardc.errors import CheckpointError, Problem
+from shardc.errors import MAX_PROBLEMS, CheckpointError, Problem
+from shardc.reading import foreign, regular_file
+from shardc.reading import parse_json as parse_json
 
 # Bits an element takes, for every dtype that safetensors 0.8 knows.
 DTYPE_BITS: Mapping[str, int] = {
@@ -41,6 +43,8 @@ DTYPE_BITS: Mapping[str, int] = {
     "U64": 64,
 }
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+MAX_DIMS = 64  # numpy's limit, and that of most of torch
+MAX_NAME_CHARACTERS = 4096  # of a tensor's name
 DATA_ALIGNMENT_BYTES = (
     4096  # our own files: data starts on a page, so that it maps and reads direct
 )
@@ -82,16 +86,9 @@ def read_header(path: Path) -> Header:
 
     Raises CheckpointError naming the file, the tensor and both numbers of every problem found.
     """
-    try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError(Problem(str(path), "is not a regular file"))
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            first = file.read(8)
-            length = _header_length(path, first, size)
-            raw = file.read(length)
-    except OSError as error:
-        raise CheckpointError(Problem(str(path), f"cannot read it: {error.strerror}")) from error
+    with regular_file(path) as (file, size):
+        length = _header_length(path, file.read(8), size)
+        raw = file.read(length)
     if len(raw) != length:
         raise CheckpointError(
             Problem(str(path), f"truncated: its header has {len(raw)} of {length} bytes")
@@ -103,21 +100,12 @@ def _header_length(path: Path, first: bytes, size: int) -> int:
     where = str(path)
     if size == 0:
         raise CheckpointError(Problem(where, "the file is empty"))
-    if first.startswith(b"version "):
-        raise CheckpointError(
-            Problem(where, "a Git LFS pointer, not the weights", "run `git lfs pull`")
-        )
+    length = int.from_bytes(first, "little")
+    # only now: a sound file's length may begin as anything does
+    if (len(first) < 8 or 8 + length > size) and (error := foreign(where, first)):
+        raise error
     if len(first) < 8:
         raise CheckpointError(Problem(where, f"not a safetensors file: only {size} bytes long"))
-    if first.startswith(b"PK\x03\x04") or first[:2] in (b"\x80\x02", b"\x80\x04"):
-        raise CheckpointError(
-            Problem(
-                where,
-                "a pickle file under a safetensors name; shardc never unpickles",
-                "convert it with safetensors.torch.save_file where you trust it",
-            )
-        )
-    length = int.from_bytes(first, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
             Problem(
@@ -131,30 +119,6 @@ def _header_length(path: Path, first: bytes, size: int) -> int:
             Problem(where, f"truncated: header of {length} bytes in a file of {size} bytes")
         )
     return length
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"duplicate key {key!r}")
-        found[key] = value
-    return found
-
-
-def parse_json(raw: bytes, where: str) -> Any:
-    """Parse JSON strictly: UTF-8, no duplicate keys, no NaN, bounded nesting; CheckpointError."""
-
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        return json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=constant
-        )
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise CheckpointError(Problem(where, f"not valid JSON: {reason}")) from error
 
 
 def parse_header(raw: bytes, *, file_bytes: int, where: str) -> Header:
@@ -173,7 +137,9 @@ def parse_header(raw: bytes, *, file_bytes: int, where: str) -> Header:
     for name, entry in document.items():
         parsed = _parse_tensor(name, entry)
         if isinstance(parsed, str):
-            problems.append(Problem(where, f"tensor {name!r}: {parsed}"))
+            problems.append(Problem(where, f"tensor {name!r:.200}: {parsed}"))
+            if len(problems) > MAX_PROBLEMS:  # nobody reads on
+                break
         else:
             tensors.append(parsed)
     data_start = 8 + len(raw)
@@ -189,24 +155,37 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _is_text(name: str) -> bool:
-    # JSON can spell half a surrogate pair, which no file or index could hold
-    return not any("\ud800" <= character <= "\udfff" for character in name)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what a terminal would obey
+
+
+def name_problem(name: str) -> str | None:
+    """Why this cannot be a tensor's name; None where it can."""
+    if name == "__metadata__":
+        return "that is the format's own key"
+    if not 1 <= len(name) <= MAX_NAME_CHARACTERS:
+        return f"a name of {len(name)} characters, 1 to {MAX_NAME_CHARACTERS} are taken"
+    if _CONTROL.search(name):
+        return "a name must be text, free of NUL and other control characters"
+    return None
 
 
 def _parse_tensor(name: str, entry: Any) -> TensorInfo | str:
-    if not name or "\0" in name or not _is_text(name):
-        return "a name must be non-empty text and free of NUL"
+    if reason := name_problem(name):
+        return reason
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         return "must have exactly dtype, shape and data_offsets"
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        return f"unknown dtype {dtype!r}"
+        return f"unknown dtype {dtype!r:.200}"
     if not isinstance(shape, list) or not all(_is_count(n) for n in shape):
-        return f"shape {shape!r} is not a list of counts"
+        return f"shape {shape!r:.200} is not a list of counts"
+    if len(shape) > MAX_DIMS:
+        return f"a shape of {len(shape)} dims, {MAX_DIMS} are taken"
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(n) for n in offsets):
-        return f"data_offsets {offsets!r} are not two counts"
+        return f"data_offsets {offsets!r:.200} are not two counts"
     start, stop = offsets
+    if math.prod(max(n, 1) for n in shape) * DTYPE_BITS[dtype] >= 2**63:
+        return f"shape {shape} of {dtype} overflows, its offsets span {stop - start} bytes"
     expected = tensor_bytes(dtype, shape)
     if expected is None:
         return f"shape {shape} of {dtype} does not fill whole bytes"
@@ -216,10 +195,10 @@ def _parse_tensor(name: str, entry: Any) -> TensorInfo | str:
 
 
 def _check_tiling(tensors: list[TensorInfo], data_bytes: int, where: str) -> list[Problem]:
-    problems = []
+    problems: list[Problem] = []
     at = 0
     for tensor in tensors:
-        if tensor.start != at:
+        if tensor.start != at and len(problems) <= MAX_PROBLEMS:
             kind = "a gap" if tensor.start > at else "an overlap"
             problems.append(
                 Problem(

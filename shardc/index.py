@@ -15,7 +15,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardc.errors import CheckpointError, Problem, ShardSetError
-from shardc.header import parse_json
+from shardc.header import DTYPE_BITS, MAX_DIMS, name_problem, tensor_bytes
 from shardc.layout import (
     Block,
     FusedLayout,
@@ -25,16 +25,24 @@ from shardc.layout import (
     Shard,
     padding,
 )
+from shardc.reading import parse_json, read_whole
 
-_TAIL = re.compile(rb',\n "digest": "([0-9a-f]{32})"\n}\n$')
+_TAIL = re.compile(rb',\n "digest": "([0-9a-f]{32})"\n}\n\Z')
 
 FORMAT_VERSION = "1.0"  # a reader refuses another major number
+MAX_INDEX_BYTES = 500_000_000
 REPLICATED = "replicated"
 
-Count = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]  # on one line, for a terminal
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # XXH3-128, big-endian hex
 FileName = Annotated[
     str, Field(pattern=r"^(rank-\d{5}-of-\d{5}|replicated)(-part-\d{5})?\.safetensors$")
+]
+# What a merge writes again: names in its folder, of weights and of their index.
+SourceName = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f-\x9f]+\.safetensors$")]
+SourceIndex = Annotated[
+    str, Field(pattern=r"^[^/\\\x00-\x1f\x7f-\x9f]+\.safetensors\.index(\.[^./\\]+)?\.json$")
 ]
 
 
@@ -45,9 +53,9 @@ class _Strict(BaseModel):
 
 class BlockEntry(_Strict):
     size: Count
-    unit: Annotated[int, Field(ge=1, strict=True)] = 1
+    unit: Annotated[int, Field(ge=1, lt=2**63, strict=True)] = 1
     repeat: bool = False
-    groups: Annotated[int, Field(ge=1, strict=True)] | None = None
+    groups: Annotated[int, Field(ge=1, lt=2**63, strict=True)] | None = None
     pad: bool = False
 
 
@@ -77,7 +85,7 @@ class TensorEntry(_Strict):
 
     dtype: str
     shape: tuple[Count, ...]
-    style: str
+    style: Text
     placement: PlacementEntry
     origin: Count
     digest: Digest
@@ -91,15 +99,15 @@ class FileEntry(_Strict):
 
 
 class OriginEntry(_Strict):
-    name: str
+    name: SourceName
     size: Count
     header: Digest
 
 
 class SourceEntry(_Strict):
-    class_: Annotated[str, Field(alias="class")]
+    class_: Annotated[Text, Field(alias="class")]
     config: Digest
-    index: str | None
+    index: SourceIndex | None
     files: tuple[OriginEntry, ...]
 
 
@@ -112,9 +120,9 @@ class ManifestEntry(_Strict):
 class Index(_Strict):
     """A component's shardc.index.json: the only home of per-tensor facts."""
 
-    version: str
-    tool: str
-    tp: Annotated[int, Field(ge=1, strict=True)]
+    version: Text
+    tool: Text
+    tp: Annotated[int, Field(ge=1, le=99_999, strict=True)]  # a file's name has five digits
     profile: Literal["compact", "native"]
     dtype: Literal["keep", "bf16", "fp16", "fp32"]
     max_part_bytes: Count
@@ -137,6 +145,9 @@ class Index(_Strict):
             )
             lines += f',\n "{key}": {{\n{rows}\n }}'
         body = lines.encode()
+        if len(body) > MAX_INDEX_BYTES - 100:
+            what = f"an index of {len(body)} bytes, readers take {MAX_INDEX_BYTES}"
+            raise ShardSetError(Problem("shardc.index.json", what, "use a lower degree"))
         return body + f',\n "digest": "{xxhash.xxh3_128_hexdigest(body)}"\n}}\n'.encode()
 
 
@@ -215,10 +226,8 @@ def read_index(path: Path) -> Index:
     """Parse a component's index; ShardSetError lists every problem with its key."""
     where = str(path)
     try:
-        raw = path.read_bytes()
+        raw = read_whole(path, MAX_INDEX_BYTES)
         document = parse_json(raw, where)
-    except OSError as error:
-        raise ShardSetError(Problem(where, f"cannot read it: {error.strerror}")) from error
     except CheckpointError as error:
         raise ShardSetError(error.problems) from error
     version = document.get("version") if isinstance(document, dict) else None
@@ -254,45 +263,80 @@ def _index_problems(index: Index) -> list[str]:
         expected = REPLICATED if entry.rank is None else rank_stem(entry.rank, index.tp)
         if name.removesuffix(".safetensors").split("-part-")[0] != expected:
             reasons.append(f"file {name} is said to hold rank {entry.rank} of {index.tp}")
+    names = [origin.name for origin in index.source.files]
+    reasons += [
+        f"source file {name!r} is listed twice" for name in {*names} if names.count(name) > 1
+    ]
+    held = dict.fromkeys(index.files, 0)
     for name, tensor in index.tensors.items():
-        count = 1 if tensor.placement.kind == "replicate" else index.tp
-        if len(tensor.shards) != count:
-            reasons.append(f"tensor {name!r} has {len(tensor.shards)} shards, {count} expected")
-            continue
-        if tensor.origin >= len(index.source.files):
-            reasons.append(f"tensor {name!r} comes from file {tensor.origin}, which is not listed")
-        dim = tensor.placement.dim
-        if (dim is None) != (tensor.placement.kind == "replicate") or (
-            dim is not None and dim >= len(tensor.shape)
+        found = _tensor_problems(index, tensor)
+        reasons += [f"tensor {name!r:.200}{reason}" for reason in found]
+        if reason := name_problem(name):
+            reasons.append(f"tensor {name!r:.200}: {reason}")
+        if not found:
+            for shard in tensor.shards:
+                held[shard.file] += tensor_bytes(tensor.dtype, local_shape(tensor, shard)) or 0
+    for name, size in held.items():  # so that no figure in here is larger than the files are
+        if size > index.files[name].size:
+            stated = index.files[name].size
+            reasons.append(
+                f"file {name}: its tensors take {size} bytes, it is said to have {stated}"
+            )
+    return reasons
+
+
+def _tensor_problems(index: Index, tensor: TensorEntry) -> list[str]:
+    """What an index's entry of a tensor has against itself, each to follow the tensor's name."""
+    placement = tensor.placement
+    count = 1 if placement.kind == "replicate" else index.tp
+    if len(tensor.shards) != count:
+        return [f" has {len(tensor.shards)} shards, {count} expected"]
+    reasons = []
+    if tensor.origin >= len(index.source.files):
+        reasons.append(f" comes from file {tensor.origin}, which is not listed")
+    if tensor.dtype not in DTYPE_BITS or len(tensor.shape) > MAX_DIMS:
+        return [*reasons, f" is {tensor.dtype!r:.200} of {len(tensor.shape)} dims"]
+    dim = placement.dim
+    if (dim is None) != (placement.kind == "replicate") or (
+        dim is not None and dim >= len(tensor.shape)
+    ):
+        return [*reasons, f" of shape {list(tensor.shape)} is cut along {dim}"]
+    for rank, shard in enumerate(tensor.shards):
+        holder = index.files.get(shard.file)
+        owner = None if dim is None else rank
+        if holder is None or holder.rank != owner:
+            reasons.append(f": shard {rank} cannot be in {shard.file}")
+        if (shard.ranges is None) != (dim is None):
+            reasons.append(f": shard {rank} lacks ranges, or has them in vain")
+        elif dim is not None and any(
+            not piece.zeros and not piece.start <= piece.stop <= tensor.shape[dim]
+            for piece in pieces_of(shard)
         ):
-            reasons.append(f"tensor {name!r} of shape {list(tensor.shape)} is cut along {dim}")
-            continue
-        for rank, shard in enumerate(tensor.shards):
-            holder = index.files.get(shard.file)
-            owner = None if dim is None else rank
-            if holder is None or holder.rank != owner:
-                reasons.append(f"tensor {name!r}: shard {rank} cannot be in {shard.file}")
-            if (shard.ranges is None) != (dim is None):
-                reasons.append(f"tensor {name!r}: shard {rank} lacks ranges, or has them in vain")
-            elif dim is not None and any(
-                not piece.zeros and not piece.start <= piece.stop <= tensor.shape[dim]
-                for piece in pieces_of(shard)
-            ):
-                reasons.append(f"tensor {name!r}: ranges of shard {rank} leave {tensor.shape[dim]}")
+            reasons.append(f": ranges of shard {rank} leave {tensor.shape[dim]}")
+    if dim is not None:
+        size = tensor.shape[dim]
+        if (total := sum(block.size for block in placement.blocks)) > size:
+            reasons.append(f": its blocks take {total}, the dim has {size}")
+        held = [piece for shard in tensor.shards for piece in pieces_of(shard)]
+        rows = sum(piece.length for piece in held)
+        if (stored := sum(piece.length for piece in held if not piece.zeros)) < size:
+            reasons.append(f": the ranks hold {stored} rows of {size}")
+        if placement.padded is not None and placement.padded > max(rows, size):
+            reasons.append(f": padded to {placement.padded}, the ranks hold {rows}")
     return reasons
 
 
 def metadata_problems(index: Index, entry: FileEntry, metadata: Mapping[str, str]) -> list[str]:
     """A shard that belongs to another set, or sits in another rank's place."""
     try:
-        facts = json.loads(metadata.get("shardc", "null"))
-    except ValueError:
+        facts = parse_json(metadata.get("shardc", "null").encode(), "")
+    except CheckpointError:
         facts = None
     if not isinstance(facts, dict):
         return ["its metadata lacks the shardc key"]
     expected = {"tp": index.tp, "rank": entry.rank, "plan": index.plan}
     return [
-        f"its metadata says {key} {facts.get(key)}, the index says {value}"
+        f"its metadata says {key} {facts.get(key)!s:.200}, the index says {value}"
         for key, value in expected.items()
-        if facts.get(key) != value
+        if facts.get(key) != value or isinstance(facts.get(key), bool)
     ]

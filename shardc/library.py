@@ -6,6 +6,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from shardc.document import MAX_MANIFEST_BYTES
 from shardc.errors import ManifestError, Problem
 from shardc.manifest import Manifest, parse_manifest
 
@@ -51,7 +52,8 @@ def text_of(name: str) -> str:
 
 def _file_text(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
+        with Path(name).open("rb") as file:
+            return file.read(MAX_MANIFEST_BYTES + 1).decode("utf-8")  # one over is refused
     except FileNotFoundError as error:
         raise ManifestError(
             Problem(

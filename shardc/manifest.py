@@ -35,6 +35,7 @@ Condition = dict[str, Value | tuple[Value, ...]]
 ROWWISE: frozenset[str] = frozenset({"rowwise", "packed_rowwise"})
 PACKED: frozenset[str] = frozenset({"packed_colwise", "packed_rowwise"})
 PADDED: frozenset[str] = frozenset({"vocab_parallel", "colwise_gather"})
+MAX_PATTERNS = 2000  # of all rules and locals, their alternatives counted; a large one has 100
 
 
 class _Strict(BaseModel):
@@ -74,7 +75,7 @@ class Local(_Entry):
 
     set_: Annotated[dict[str, Size], Field(alias="set")] = {}
     slice_: Annotated[int | None, Field(alias="slice", strict=True)] = None
-    unit: Size = 1
+    unit: Size | None = None
     gather: Annotated[int | None, Field(strict=True)] = None
     reduce: Annotated[bool, Field(strict=True)] = False
 
@@ -202,11 +203,10 @@ def _meaning_problems(manifest: Manifest) -> list[Problem]:
             problems.append(Problem(where, "takes one of slice, gather and reduce"))
         if local.gather is not None and local.gather >= 0:
             problems.append(Problem(where, "gather counts its dim from the end: a negative number"))
-        if local.unit != 1 and local.slice_ is None:
+        if local.unit is not None and local.slice_ is None:
             problems.append(Problem(where, "unit goes with slice"))
-        for value in (*local.set_.values(), local.unit):
+        for value in (*local.set_.values(), *as_tuple(local.unit)):
             expect(value, where)
-        problems += _pattern_problems(local.patterns, manifest, where)
     for index, rule in enumerate(manifest.rules):
         where = manifest.where(index)
         problems += [Problem(where, reason) for reason in _rule_problems(rule)]
@@ -217,20 +217,26 @@ def _meaning_problems(manifest: Manifest) -> list[Problem]:
             *as_tuple(rule.pad_to),
         ):
             expect(value, where)
-        problems += _pattern_problems(rule.patterns, manifest, where)
-    return problems
+    return [*problems, *_pattern_problems(manifest)]
 
 
-def _pattern_problems(
-    patterns: tuple[str, ...], manifest: Manifest, where: str
-) -> Iterator[Problem]:
-    if not patterns:
-        yield Problem(where, "match names nothing")
-    for text in patterns:
-        try:
-            pattern.expand(text, manifest.prefixes)
-        except pattern.PatternError as error:
-            yield Problem(where, f"match {text!r}: {error}")
+def _pattern_problems(manifest: Manifest) -> Iterator[Problem]:
+    entries: list[tuple[str, _Entry]] = [
+        *((f"{manifest.name}: local {n}", local) for n, local in enumerate(manifest.locals, 1)),
+        *((manifest.where(n), rule) for n, rule in enumerate(manifest.rules)),
+    ]
+    total = 0
+    for where, entry in entries:
+        if not entry.patterns:
+            yield Problem(where, "match names nothing")
+        for text in entry.patterns:
+            try:
+                total += len(pattern.expand(text, manifest.prefixes))
+            except pattern.PatternError as error:
+                yield Problem(where, f"match {text!r:.200}: {error}")
+            if total > MAX_PATTERNS:
+                yield Problem(where, f"more than {MAX_PATTERNS} alternatives of patterns in all")
+                return
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 MAX_ALTERNATIVES = 256  # of one pattern, after its braces are expanded
+MAX_LENGTH = 1000  # characters of a pattern, and of a spelling of a prefix
 
 _COMPONENT = re.compile(r"\*|[A-Za-z0-9_\-]+")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -24,7 +25,7 @@ class PatternError(ValueError):
 def expand(pattern: str, prefixes: Mapping[str, Iterable[str]]) -> list[tuple[str, Components]]:
     """(spelling of the prefix or "", components) of every alternative of `pattern`.
 
-    Raises PatternError for bad syntax, an unknown prefix, or too many alternatives.
+    Raises PatternError for bad syntax, an unknown prefix, or too many or too long alternatives.
     """
     spellings: list[str] = [""]
     rest = pattern
@@ -33,6 +34,8 @@ def expand(pattern: str, prefixes: Mapping[str, Iterable[str]]) -> list[tuple[st
         if head not in prefixes:
             raise PatternError(f"prefix ${head} is not declared in [prefix]")
         spellings = list(prefixes[head])
+    if max(map(len, [pattern, *spellings])) > MAX_LENGTH:
+        raise PatternError(f"longer than {MAX_LENGTH} characters")
     parts = _BRACES.split(rest)  # text, braces, text, ...
     choices = [
         [part] if index % 2 == 0 else [choice.strip() for choice in part.split(",")]

@@ -201,7 +201,7 @@ def plan_component(component: Component, manifest: Manifest, options: Options) -
     problems += [
         Problem(f"{manifest.name}: local {number}", "a slice needs its `unit` to be padded")
         for number, local in enumerate(manifest.locals, 1)
-        if options.pad_heads and local.slice_ is not None and local.unit == 1
+        if options.pad_heads and local.slice_ is not None and local.unit is None
     ]
     if problems:
         raise PlanError(problems)

@@ -40,6 +40,11 @@ class Part:
         """One span fills the part's row."""
         return len(self.spans) == 1 and self.spans[0][1] - self.spans[0][0] == self.row
 
+    @property
+    def padded(self) -> bool:
+        """The spans leave a part of the row out: zeros."""
+        return sum(stop - start for start, stop, _ in self.spans) != self.row
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -98,10 +103,10 @@ def geometry(move: Move) -> Geometry:
     return Geometry(outer, row, bits // 8, out_bits // 8, parts(move.sources), parts(move.targets))
 
 
-def schedule(moves: Iterable[Move], limit_bytes: int) -> Iterator[Batch]:
-    """Batches in source order: neighbours that fit one chunk together share one read."""
+def schedule(moves: Iterable[tuple[int, Move]], limit_bytes: int) -> Iterator[Batch]:
+    """Batches of numbered moves in source order: neighbours that fit one chunk share one read."""
     ordered = sorted(
-        enumerate(moves), key=lambda item: (item[1].sources[0].file, item[1].sources[0].info.start)
+        moves, key=lambda item: (item[1].sources[0].file, item[1].sources[0].info.start)
     )
     pending: list[tuple[int, Move]] = []
     run: tuple[int, int, int] | None = None

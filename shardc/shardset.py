@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,18 @@ from shardc.checkpoint import (
     spans,
 )
 from shardc.errors import CheckpointError, Problem, ShardSetError
-from shardc.header import Header, TensorInfo, parse_json, read_header
-from shardc.index import Index, TensorEntry, local_shape, metadata_problems, pieces_of, read_index
+from shardc.folders import files_below
+from shardc.header import Header, TensorInfo, read_header
+from shardc.index import (
+    Index,
+    TensorEntry,
+    file_digest,
+    local_shape,
+    metadata_problems,
+    pieces_of,
+    read_index,
+)
+from shardc.reading import read_json, regular_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,27 @@ def read_shard_headers(
     return headers, problems
 
 
+def header_problems(folder: Path, index: Index, headers: Mapping[str, Header]) -> list[Problem]:
+    """Headers that are not those that were built, told without a look at the data.
+
+    A file's digest is over its header and its tensors' digests, and the index states both.
+    """
+    stated: dict[str, dict[str, str]] = {name: {} for name in headers}
+    for name, tensor in index.tensors.items():
+        for shard in tensor.shards:
+            if shard.file in stated:
+                stated[shard.file][name] = shard.digest
+    problems = []
+    for file_name, header in headers.items():
+        digests = [stated[file_name].get(tensor.name, "") for tensor in header.tensors]
+        with regular_file(folder / file_name) as (file, _):
+            raw = file.read(header.data_start)
+        if file_digest(raw, digests) != index.files[file_name].digest:
+            what = "its header does not have the digest that the index states"
+            problems.append(Problem(str(folder / file_name), what, "fetch it again"))
+    return problems
+
+
 def as_component(shard_set: ShardSet, name: str) -> Component:
     """A sharded component as a checkpoint's: each tensor stored in parts, copies left out.
 
@@ -114,20 +146,19 @@ def as_component(shard_set: ShardSet, name: str) -> Component:
         tensors.append(
             Tensor(tensor_name, tensor.dtype, tensor.shape, dim, tuple(parts), tensor.origin)
         )
-    if problems:
+    problems += files_below(shard_set.path, shard_set.path)[1]
+    if problems := problems or header_problems(folder, index, headers):
         raise ShardSetError(problems)
     try:
-        config = parse_json((folder / CONFIG).read_bytes(), str(folder / CONFIG))
-    except OSError as error:
-        raise ShardSetError(
-            Problem(str(folder / CONFIG), f"cannot read it: {error.strerror}")
-        ) from error
+        config = read_json(folder / CONFIG)
+    except CheckpointError as error:
+        raise ShardSetError(error.problems) from error
     origins = tuple(Origin(f.name, f.size, f.header) for f in index.source.files)
     extras = tuple(
         sorted(
-            entry.relative_to(folder).as_posix()
-            for entry in folder.rglob("*")
-            if entry.is_file() and entry.name != INDEX_NAME and entry.name not in index.files
+            extra
+            for extra in files_below(folder, shard_set.path)[0]
+            if (own := Path(extra).name) != INDEX_NAME and own not in index.files
         )
     )
     return Component(
@@ -176,20 +207,20 @@ def _parts(
 
 
 def _not_covered(held: Iterable[Span], covered: list[tuple[int, int]]) -> tuple[Span, ...]:
-    """`held` less what is covered already (KV heads repeat), which grows by the result."""
+    """`held` less what is covered already (KV heads repeat), which grows by the result.
+
+    covered: disjoint and in order.
+    """
     fresh: list[Span] = []
     for span in held:
-        todo = [span]
-        for start, stop in covered:
-            todo = [
-                part
-                for piece in todo
-                for part in (
-                    Span(piece.start, min(piece.stop, start), piece.at),
-                    Span(max(piece.start, stop), piece.stop, piece.at + max(0, stop - piece.start)),
-                )
-                if part.start < part.stop
-            ]
-        fresh += todo
-        covered += [(part.start, part.stop) for part in todo]
+        first = bisect_left(covered, span.start, key=lambda part: part[1])
+        last = bisect_right(covered, span.stop, key=lambda part: part[0])
+        met = covered[first:last]
+        at = span.start
+        for start, stop in [*met, (span.stop, span.stop)]:
+            if at < start:
+                fresh.append(Span(at, start, span.at + at - span.start))
+            at = max(at, stop)
+        low, high = zip(*met, (span.start, span.stop), strict=True)
+        covered[first:last] = [(min(low), max(high))]
     return tuple(fresh)

@@ -6,6 +6,7 @@ Shares nothing with the planner.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import xxhash
 
 from shardc.checkpoint import CONFIG, Checkpoint, Component, open_checkpoint
 from shardc.compare import (
+    CASTABLE,
     CHUNK_BYTES,
     PADDING,
     Progress,
@@ -26,12 +28,16 @@ from shardc.compare import (
     first_difference,
     global_rows,
     read_bytes,
+    whole_digest,
 )
-from shardc.errors import Problem, VerifyError
+from shardc.errors import CheckpointError, Problem, VerifyError
 from shardc.header import Header, TensorInfo
-from shardc.index import Index, file_digest
+from shardc.index import Index, ShardEntry, TensorEntry, file_digest, local_shape
 from shardc.kept import carried_problems, kept_problems
+from shardc.reading import MAX_JSON_BYTES, read_whole
 from shardc.shardset import ShardSet, open_shard_set, read_shard_headers
+
+VOID = (ValueError, ZeroDivisionError, IndexError)  # what a placement that cannot be raises
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,8 @@ def verify(
     shard_set = open_shard_set(path)
     checkpoint = None if source is None else open_checkpoint(source, variant=variant)
     check = _Check(shard_set, rank, progress or (lambda _: None))
+    if checkpoint is not None:
+        check.identify(checkpoint)
     for name, index in shard_set.components.items():
         if rank is not None and not 0 <= rank < index.tp:
             raise VerifyError(f"rank {rank} is outside tp {index.tp}")
@@ -87,8 +95,7 @@ def verify(
         check.ranges(name, index)
         check.digests(name, index, opened)
         check.copies(name, index, opened)
-        if checkpoint is not None:
-            check.source(name, index, opened, checkpoint)
+        check.source(name, index, opened)
     check.problems += kept_problems(shard_set)
     if checkpoint is not None:
         check.problems += carried_problems(shard_set, checkpoint, check.count)
@@ -119,6 +126,8 @@ class _Check:
         self.problems: list[Problem] = []
         self.file_count = 0
         self.checked_bytes = 0
+        self._sources: dict[str, Component] = {}
+        self._suspected: set[str] = set()
         self._infos: dict[Path, dict[str, TensorInfo]] = {}
 
     def _say(self, where: Path | str, what: str) -> None:
@@ -139,23 +148,30 @@ class _Check:
         opened, problems = read_shard_headers(folder, index, wanted)
         self.problems += problems
         self._headers(folder, index, opened)
-        if not (folder / CONFIG).is_file():
-            self._say(folder / CONFIG, "is missing")
-        elif xxhash.xxh3_128_hexdigest((folder / CONFIG).read_bytes()) != index.source.config:
-            self._say(folder / CONFIG, "is not the one that the set was built with")
+        self._config(folder, index)
         if xxhash.xxh3_128_hexdigest(index.manifest.text.encode()) != index.manifest.digest:
             self._say(folder, "the index's manifest does not have the digest it states")
         return opened
+
+    def _config(self, folder: Path, index: Index) -> None:
+        try:
+            raw = read_whole(folder / CONFIG, MAX_JSON_BYTES)
+        except CheckpointError as error:
+            if (folder / CONFIG).exists():
+                self.problems += error.problems
+            else:
+                self._say(folder / CONFIG, "is missing")
+            return
+        if xxhash.xxh3_128_hexdigest(raw) != index.source.config:
+            self._say(folder / CONFIG, "is not the one that the set was built with")
 
     def _headers(self, folder: Path, index: Index, opened: dict[str, Header]) -> None:
         expected: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {f: {} for f in opened}
         for tensor_name, tensor in index.tensors.items():
             for shard in tensor.shards:
-                shape = list(tensor.shape)
-                if tensor.placement.dim is not None:
-                    shape[tensor.placement.dim] = len(global_rows(shard.ranges or ()))
                 if shard.file in expected:
-                    expected[shard.file][tensor_name] = (tensor.dtype, tuple(shape))
+                    shape = tuple(local_shape(tensor, shard))
+                    expected[shard.file][tensor_name] = (tensor.dtype, shape)
         for file_name, header in opened.items():
             held = {t.name: (t.dtype, t.shape) for t in header.tensors}
             for tensor_name in sorted(held.keys() | expected[file_name].keys()):
@@ -171,7 +187,7 @@ class _Check:
         folder = self._set.folder(name)
         for tensor_name, tensor in index.tensors.items():
             dim = tensor.placement.dim
-            if dim is None:
+            if dim is None or 0 in tensor.shape:  # what has no element may have any number of rows
                 continue
             size = tensor.shape[dim]
             seen = np.zeros(size, bool)
@@ -180,7 +196,7 @@ class _Check:
                 seen[rows[rows != PADDING]] = True
                 try:
                     wanted = expected_rows(tensor.placement, size, index.tp, rank)
-                except (ValueError, ZeroDivisionError) as error:
+                except VOID as error:
                     self._say(folder, f"tensor {tensor_name!r}: its placement is void: {error}")
                     break
                 if not np.array_equal(rows, wanted):
@@ -226,11 +242,12 @@ class _Check:
         folder = self._set.folder(name)
         for tensor_name, tensor in index.tensors.items():
             dim = tensor.placement.dim
-            if dim is None or not any(block.repeat for block in tensor.placement.blocks):
+            repeats = any(block.repeat for block in tensor.placement.blocks)
+            if dim is None or not repeats or 0 in tensor.shape:
                 continue
             parts = []
             for shard in tensor.shards:
-                stored = self._stored(folder, opened, shard.file, tensor_name, dim)
+                stored = self._stored(folder, opened, tensor_name, tensor, shard)
                 if stored is not None:
                     parts.append((stored, global_rows(shard.ranges or ())))
             reason = copies_difference(parts)
@@ -238,34 +255,46 @@ class _Check:
                 self._say(folder, f"tensor {tensor_name!r}: {reason}")
 
     def _stored(
-        self, folder: Path, opened: dict[str, Header], file: str, tensor: str, dim: int
+        self,
+        folder: Path,
+        opened: dict[str, Header],
+        name: str,
+        tensor: TensorEntry,
+        shard: ShardEntry,
     ) -> StoredRows | None:
-        """A tensor in one of the opened files; None where file or tensor is absent."""
-        header = opened.get(file)
+        """A tensor in one of the opened files; None where it is not there as the index says."""
+        header = opened.get(shard.file)
         if header is None:
             return None
-        path = folder / file
+        path = folder / shard.file
         infos = self._infos.get(path)
         if infos is None:
             infos = self._infos[path] = {info.name: info for info in header.tensors}
-        info = infos.get(tensor)
-        return None if info is None else StoredRows(path, header.data_start, info, dim)
+        info = infos.get(name)
+        wanted = (tensor.dtype, local_shape(tensor, shard))
+        if info is None or (info.dtype, list(info.shape)) != wanted:
+            return None
+        return StoredRows(path, header.data_start, info, tensor.placement.dim or 0)
 
     def count(self, size: int) -> None:
         self.checked_bytes += size
         self._progress(size)
 
-    def source(
-        self, name: str, index: Index, opened: dict[str, Header], checkpoint: Checkpoint
-    ) -> None:
+    def identify(self, checkpoint: Checkpoint) -> None:
+        """Which component of the source is which of the set's; before all else, who is another."""
+        for name, index in self._set.components.items():
+            component = next((c for c in checkpoint.components if c.name == name), None)
+            if component is None and len(checkpoint.components) == 1 == len(self._set.components):
+                component = checkpoint.components[0]
+            if component is None:
+                self._say(checkpoint.path, f"has no component {name!r}")
+            elif self._same_source(index, component):
+                self._sources[name] = component
+
+    def source(self, name: str, index: Index, opened: dict[str, Header]) -> None:
         """Every rank's bytes against its rows of the source, cast where the set was cast."""
-        component = next((c for c in checkpoint.components if c.name == name), None)
-        if component is None and len(checkpoint.components) == 1 == len(self._set.components):
-            component = checkpoint.components[0]
+        component = self._sources.get(name)
         if component is None:
-            self._say(checkpoint.path, f"has no component {name!r}")
-            return
-        if not self._same_source(index, component):
             return
         folder = self._set.folder(name)
         tensors = {tensor.name: tensor for tensor in component.tensors}
@@ -277,22 +306,43 @@ class _Check:
                 has = None if full is None else full.shape
                 self._say(folder, f"tensor {tensor_name!r} is {tensor.shape}, in the source {has}")
                 continue
+            if full.dtype != tensor.dtype and not {full.dtype, tensor.dtype} <= CASTABLE.keys():
+                what = f"tensor {tensor_name!r} is {tensor.dtype}, in the source {full.dtype}"
+                self._say(folder, what)
+                continue
             dim = tensor.placement.dim or 0
             file = component.files[full.stored[0].file]
             whole = StoredRows(file.path, file.data_start, full.stored[0].info, dim)
             for rank, shard in enumerate(tensor.shards):
-                part = self._stored(folder, opened, shard.file, tensor_name, dim)
-                if part is None:
+                part = self._stored(folder, opened, tensor_name, tensor, shard)
+                if part is None or 0 in tensor.shape:
                     continue
                 rows: Rows | None = None
                 if tensor.placement.dim is not None:
-                    rows = expected_rows(tensor.placement, tensor.shape[dim], index.tp, rank)
+                    with suppress(*VOID):  # `ranges` has said so
+                        rows = expected_rows(tensor.placement, tensor.shape[dim], index.tp, rank)
                 where = first_difference(whole, part, rows, tensor.dtype, self.count)
                 if where is not None:
+                    self._suspect(component, tensor_name, tensor, whole)
                     self._say(
                         folder / shard.file,
                         f"tensor {tensor_name!r} differs from the source {where}",
                     )
+
+    def _suspect(
+        self, component: Component, name: str, tensor: TensorEntry, whole: StoredRows
+    ) -> None:
+        """Where it is the source that changed, not the shard: said first, and once."""
+        if component.name in self._suspected:
+            return
+        self._suspected.add(component.name)
+        digest = whole_digest(whole, tensor.dtype)
+        if digest != tensor.digest:
+            what = (
+                f"is not the source that the set was built from, or has changed since: its tensor "
+                f"{name!r} has digest {digest}, the one built from had {tensor.digest}"
+            )
+            self.problems.insert(0, Problem(str(component.path), what))
 
     def _same_source(self, index: Index, component: Component) -> bool:
         stated = {(f.name, f.size, f.header) for f in index.source.files}

@@ -6,17 +6,23 @@ files it lists, with stem `diffusion_pytorch_model` (diffusers) or `model` (tran
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardc.errors import CheckpointError, Problem
-from shardc.header import Header, parse_json, read_header
+from shardc.header import Header, name_problem, read_header
+from shardc.reading import read_json
 
 STEMS = ("diffusion_pytorch_model", "model")
 # Weights in formats that shardc does not read; the pickles among them it never will.
-PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+UNPICKLE = (
+    "where you trust it, load the model with its own library, "
+    "and save_pretrained(..., safe_serialization=True)"
+)
 FOREIGN = PICKLES | {".msgpack", ".h5", ".onnx", ".gguf", ".onnx_data", ".pb", ".tflite", ".ot"}
 
 _RANKED = re.compile(
@@ -117,24 +123,18 @@ def _nothing_chosen(
 
 def _refuse_pickles(folder: Path, names: Iterable[str]) -> None:
     pickled = [
-        name for name in names if Path(name).suffix in PICKLES and name != "training_args.bin"
+        name
+        for name in names
+        if Path(name).suffix.lower() in PICKLES and name != "training_args.bin"
     ]
     if pickled:
-        raise CheckpointError(
-            Problem(
-                str(folder),
-                f"its weights are pickled ({pickled[0]}); shardc never unpickles",
-                "save the model with safe_serialization=True",
-            )
-        )
+        what = f"its weights are pickled ({pickled[0]}); shardc never unpickles"
+        raise CheckpointError(Problem(str(folder), what, UNPICKLE))
 
 
 def _read_index(folder: Path, name: str) -> Mapping[str, str]:
     where = str(folder / name)
-    try:
-        document = parse_json((folder / name).read_bytes(), where)
-    except OSError as error:
-        raise CheckpointError(Problem(where, f"cannot read it: {error.strerror}")) from error
+    document = read_json(folder / name)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(Problem(where, "has no weight_map of tensor names to file names"))
@@ -150,8 +150,8 @@ def _complete(
     for name in chosen:
         if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
             problems.append(Problem(str(folder / str(index)), f"{name!r} leaves the folder"))
-        elif not (folder / name).exists():
-            dangling = (folder / name).is_symlink()
+        elif not os.path.exists(folder / name):  # which takes any text for a name
+            dangling = os.path.islink(folder / name)
             what = "is a link to a missing file" if dangling else "is missing"
             listed = f", but {index} lists it" if index else ""
             problems.append(Problem(str(folder), f"{name} {what}{listed}"))
@@ -231,6 +231,9 @@ def model_names(folder: Path, headers: Mapping[str, Header]) -> dict[str, str]:
             if name in stored:
                 what = f"tensors {stored[name]!r} and {tensor.name!r} are both the model's {name!r}"
                 problems.append(Problem(str(folder / file), what, "keep the right one"))
+            if reason := name_problem(name):
+                what = f"tensor {tensor.name!r:.200} is the model's {name!r:.200}: {reason}"
+                problems.append(Problem(str(folder / file), what))
             stored[name] = tensor.name
     if problems:
         raise CheckpointError(problems)
@@ -255,7 +258,9 @@ def twins(headers: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, 
         held = {tensor.name for tensor in header.tensors}
         for other, name in header.metadata.items():
             alias = _unwrapped(other)
-            if name in held and other != "format" and alias not in present:
+            if name not in held or other == "format" or name_problem(alias):
+                continue  # a note of another kind
+            if alias not in present:
                 present.add(alias)
                 found.setdefault(name, []).append(alias)
     return found

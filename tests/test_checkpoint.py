@@ -397,7 +397,7 @@ NO_SOURCES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "pipeline list": (bad_pipeline(), "no component holds safetensors weights"),
     "escaping component": (
         bad_pipeline(**{"../x": ["diffusers", "A"]}),
-        "model_index.json: component '../x' leaves the folder",
+        "model_index.json: component '../x' is no plain name: it leaves the folder, or could",
     ),
 }
 

@@ -304,7 +304,7 @@ def test_debug_checks_a_sound_plan(flux: Path) -> None:
 def test_an_error_of_the_system_is_one_line(flux: Path, here: Path) -> None:
     """Whatever shardc did not foresee has no traceback either."""
     (line,) = errors("build", flux, "--tp", 2, "-o", "n" * 300)
-    assert line.endswith("n: File name too long")
+    assert line.endswith(": File name too long")
     (line,) = errors("plan", "n" * 5000, "--tp", 2)
     (line,) = errors("demo", "--keep", flux / "model_index.json" / "x")
     assert "Not a directory" in line
@@ -380,11 +380,9 @@ def test_dry_run_writes_nothing(options: list[str], flux: Path, here: Path) -> N
     if options == ["--json"]:
         report = json.loads(result.stdout)
         assert (report["out"], report["dry_run"]) == ("flux-tp2", True)
-        assert {**report, "out": 0, "dry_run": 0} == {
-            **said("plan", flux, "--tp", 2),
-            "out": 0,
-            "dry_run": 0,
-        }
+        added = {"out": 0, "dry_run": 0, "up_to_date": False}
+        assert {**report, **added} == {**said("plan", flux, "--tp", 2), **added}
+        assert report["up_to_date"] is False
     elif not options:
         assert "Dry run: flux-tp2 was not written." in result.stdout
     else:
@@ -437,6 +435,22 @@ def test_leftover_of_an_unfinished_build(flux: Path, tmp_path: Path) -> None:
     run("build", flux, "--tp", 2, "-o", tmp_path / "out", "--force", *FAST)
     assert listing(tmp_path) == ["out"]
     assert "half" not in ck.contents(tmp_path / "out")
+
+
+def test_up_to_date(flux: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    build = ("build", flux, "--tp", 2, "-o", out)
+    run(*build, *FAST)
+    before = ck.contents(out)
+    assert run(*build).stdout == f"{out}: up to date\n"
+    assert run(*build, "-q").output == ""
+    report = said(*build)
+    assert (report["ok"], report["up_to_date"], report["out"]) == (True, True, str(out))
+    assert said(*build, "--dry-run")["up_to_date"] is True
+    assert f"Dry run: {out} is up to date." in run(*build, "--dry-run").stdout
+    assert ck.contents(out) == before
+    assert not said(*build, "--force", "--no-fsync")["up_to_date"]
+    assert listing(tmp_path) == ["out"]
 
 
 def test_default_out(flux: Path, here: Path) -> None:
@@ -1060,29 +1074,86 @@ def test_any_width(columns: int, flux: Path) -> None:
     assert "Traceback" not in shown
 
 
-def test_interrupt(here: Path) -> None:
-    """Ctrl-C in the middle of 200 MB: exit 130 soon, and nothing of it is left."""
+@pytest.fixture
+def large(here: Path) -> Iterator[Path]:
+    """200 MB to build from, for as long as the test takes."""
     config = {**SMALL, "num_attention_heads": 10, "attention_head_dim": 128}
     write_flux2(here / "source", config)
-    try:
-        total = sum(f.stat().st_size for f in here.rglob("*.safetensors"))
-        assert total > 150e6
-        args = ["build", "source", "--tp", "2", "-o", "out", "--workers", "1", "--memory", "1"]
-        child = subprocess.Popen([*SHARDC, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        partial = here / ".out.shardc-partial" / "transformer"
-        deadline = time.monotonic() + 30
-        while not (partial.exists() and any(partial.iterdir())) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        sent = time.monotonic()
-        child.send_signal(signal.SIGINT)
-        stdout, stderr = child.communicate(timeout=30)
-        assert child.returncode == 130
-        assert time.monotonic() - sent < 5
-        assert stdout == b""
-        assert stderr.decode().startswith("interrupted")
+    total = sum(f.stat().st_size for f in here.rglob("*.safetensors"))
+    assert total > 150e6
+    yield here / "source"
+    shutil.rmtree(here / "source")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+@pytest.mark.parametrize("early", [True, False])
+def test_interrupt(early: bool, sent: signal.Signals, status: int, large: Path, here: Path) -> None:
+    """In the middle of 200 MB: it ends soon, and says what is left and how to go on."""
+    args = ["build", "source", "--tp", "2", "-o", "out", "--workers", "1", "--memory", "1"]
+    child = subprocess.Popen([*SHARDC, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    partial = here / ".out.shardc-partial"
+    seen = partial / "set" if early else partial / "journal"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if seen.exists() and (early or seen.read_bytes().count(b"\n") > 3):
+            break
+        time.sleep(0.001)
+    before = time.monotonic()
+    child.send_signal(sent)
+    stdout, stderr = child.communicate(timeout=30)
+    assert child.returncode == status
+    assert time.monotonic() - before < 5
+    assert stdout == b""
+    (line,) = stderr.decode().splitlines()
+    kept = f"interrupted: --resume continues what {partial.name} keeps, --force starts over"
+    if early and line == "interrupted: nothing was left behind":
         assert listing(here) == ["source"]
-    finally:
-        shutil.rmtree(here / "source")
+        return
+    assert line == kept
+    assert listing(here) == [partial.name, "source"]
+    (line,) = errors(*args)
+    assert line.startswith(
+        f"error: {partial.name}: is left of an unfinished build of out (--resume"
+    )
+    result = run(*args, "--resume", "--no-fsync")
+    assert "tensors were written already" in result.stdout
+    run("build", "source", "--tp", 2, "-o", "whole", *FAST)
+    assert ck.contents(here / "out") == ck.contents(here / "whole")
+    assert listing(here) == ["out", "source", "whole"]
+
+
+def test_resume_of_another_build(flux: Path, here: Path) -> None:
+    """One clear error, as text and as JSON; nothing is lost."""
+    leave(flux, here / "out")
+    (line,) = errors("build", flux, "--tp", 4, "-o", "out", "--resume")
+    assert "is left of another build: tp was 2, is now 4 (--force starts over)" in line
+    (problem,) = said("build", flux, "--tp", 4, "-o", "out", "--resume", status=1)["problems"]
+    assert problem in line
+    (line,) = errors("build", flux, "--tp", 4, "-o", "out", "--resume", "--dry-run")
+    assert "tp was 2" in line
+    report = said("build", flux, "--tp", 2, "-o", "out", "--resume", "--no-fsync")
+    assert report["resumed_tensors"] > 0
+
+
+def leave(source: Path, out: Path) -> None:
+    """An unfinished build at tp 2, left by a kill once most of it was written."""
+    code = (
+        "import os, signal, sys, shardc\n"
+        "from shardc import builder\n"
+        "builder.write_file = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shardc.build(sys.argv[1], sys.argv[2], 2)\n"
+    )
+    command = [sys.executable, "-c", code, str(source), str(out)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not out.exists()
+
+
+def test_conversions_resume(built: Path, here: Path) -> None:
+    for args in (["merge"], ["reshard", "--tp", "4"]):
+        run(*args, built, "-o", args[0], "--resume", *FAST)
+    assert listing(here) == ["merge", "reshard"]
 
 
 # Words for people

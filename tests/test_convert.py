@@ -197,13 +197,11 @@ def test_pipelines(tmp_path: Path) -> None:
 
 def test_existing_outputs_are_refused(tmp_path: Path) -> None:
     source, out = build(tmp_path, 2)
-    for action in (
-        lambda: shardc.merge(out, source),
-        lambda: shardc.reshard(out, source, 4),
-        lambda: shardc.reshard(out, out, 4),
-    ):
+    for action in (lambda: shardc.merge(out, source), lambda: shardc.reshard(out, source, 4)):
         with pytest.raises(OutputError, match="exists already"):
             action()
+    with pytest.raises(OutputError, match="overlaps its source"):
+        shardc.reshard(out, out, 4)
     with pytest.raises(OutputError, match="is not a shard set, and shardc will not replace it"):
         shardc.merge(out, source, force=True)
     assert shardc.verify(out, source).ok

@@ -343,8 +343,11 @@ def test_source_grows_during_the_build(tmp_path: Path, monkeypatch: pytest.Monke
             file.write(b"x")
 
     error = disturbed(tmp_path, monkeypatch, grow)
-    assert "changed during the build (" in str(error)
-    assert "build again from a source at rest" in str(error)
+    assert re.search(
+        r"changed during the build: it was size_bytes \d+, mtime_ns \d+, inode \d+, header \w+; "
+        r"now size_bytes \d+, .* \(build again from a source at rest\)",
+        str(error),
+    )
 
 
 def test_source_touched_during_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +359,55 @@ def test_source_touched_during_the_build(tmp_path: Path, monkeypatch: pytest.Mon
             file.write(b"\xaa")
 
     assert "changed during the build" in str(disturbed(tmp_path, monkeypatch, touch))
+
+
+@pytest.mark.parametrize("what", ["inode", "header", "config", "gone"])
+def test_source_replaced_during_the_build(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone is enough: another file by that name, another header at the same time and size."""
+
+    def replace(path: Path) -> None:
+        status = path.stat()
+        if what == "inode":
+            path.with_name("fresh").write_bytes(path.read_bytes())
+            path.with_name("fresh").rename(path)
+        elif what == "header":
+            raw = path.read_bytes()
+            with path.open("r+b") as file:
+                file.write(raw.replace(b'"mask"', b'"musk"', 1))
+        elif what == "gone":
+            path.unlink()
+            return
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    if what == "config":
+        source, manifest = mixed(tmp_path)
+        writing = fileio.Output.write
+
+        def touch(self: fileio.Output, *arguments: Any) -> None:
+            (source / "config.json").write_text((source / "config.json").read_text() + " ")
+            writing(self, *arguments)
+
+        monkeypatch.setattr(fileio.Output, "write", touch)
+        with pytest.raises(CheckpointError, match=r"config\.json: changed during the build"):
+            shardc.build(source, tmp_path / "out", 2, manifest=manifest)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.toml", "source"]
+        return
+    error = disturbed(tmp_path, monkeypatch, replace)
+    assert "changed during the build" in str(error)
+    if what == "gone":
+        assert "now cannot open it: No such file or directory" in str(error)
+
+
+def test_a_header_that_is_not_the_plans(tmp_path: Path) -> None:
+    source, manifest = mixed(tmp_path)
+    planned = shardc.plan(source, 2, manifest=manifest)
+    (first, *_) = sorted(source.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes().replace(b'"mask"', b'"musk"', 1))
+    with pytest.raises(CheckpointError, match="has another header than when it was planned for"):
+        builder.build(planned, tmp_path / "out", Resources())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.toml", "source"]
 
 
 def test_source_gone_since_it_was_planned(tmp_path: Path) -> None:
@@ -390,7 +442,31 @@ def test_a_disk_that_fails(side: str, tmp_path: Path, monkeypatch: pytest.Monkey
     }
     assert re.search(expected[side], str(caught.value))
     monkeypatch.undo()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.toml", "source"]
+    left = [".out.shardc-partial"] if "--resume continues" in str(caught.value) else []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*left, "rules.toml", "source"]
+    if side == "source":  # the first read failed: nothing is worth keeping
+        assert not left
+    shardc.build(source, tmp_path / "out", 4, manifest=manifest, resume=True)
+    assert shardc.verify(tmp_path / "out", source).ok
+
+
+def test_writes_that_fall_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads and writes that take a part of what they were given, as the kernel may."""
+    source, manifest = mixed(tmp_path)
+    shardc.build(source, tmp_path / "whole", 4, manifest=manifest)
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(
+        os, "pwrite", lambda fd, data, at: pwrite(fd, data[: 1 + len(data) // 3], at)
+    )
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, views, at: preadv(fd, [views[0][: 1 + len(views[0]) // 3]], at)
+    )
+    shardc.build(source, tmp_path / "short", 4, manifest=manifest)
+    monkeypatch.undo()
+    assert ck.contents(tmp_path / "short") == ck.contents(tmp_path / "whole")
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    with pytest.raises(OutputError, match="nothing could be written"):
+        shardc.build(source, tmp_path / "none", 4, manifest=manifest)
 
 
 def test_reference_cast_is_its_own_inverse() -> None:

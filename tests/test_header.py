@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,9 @@ WRONG: dict[str, tuple[Any, bytes, str]] = {
     "deep": (b"[" * 100_000, b"", "not valid JSON: nested too deeply"),
     "metadata": ({"__metadata__": {"v": 0}, "w": W}, bytes(8), "__metadata__ must map strings"),
     "metadata list": ({"__metadata__": [], "w": W}, bytes(8), "__metadata__ must map strings"),
-    "no name": ({"": W}, bytes(8), "tensor '': a name must be non-empty text and free of NUL"),
-    "NUL": ({"a\0b": W}, bytes(8), "a name must be non-empty text and free of NUL"),
-    "half a character": ({"\ud800": W}, bytes(8), "a name must be non-empty text and free of NUL"),
+    "no name": ({"": W}, bytes(8), "tensor '': a name of 0 characters, 1 to 4096 are taken"),
+    "NUL": ({"a\0b": W}, bytes(8), "tensor 'a\\x00b': a name must be text, free of NUL"),
+    "half a character": ({"\ud800": W}, bytes(8), "half a character"),
     "extra key": ({"w": {**W, "x": 1}}, bytes(8), "'w': must have exactly dtype, shape and data"),
     "missing key": ({"w": {"dtype": "F32"}}, bytes(8), "'w': must have exactly dtype, shape and"),
     "no object": ({"w": 3}, b"", "'w': must have exactly dtype"),
@@ -163,11 +164,22 @@ NO_FILES: dict[str, tuple[bytes, str]] = {
     "short": (b"1234567", "not a safetensors file: only 7 bytes long"),
     "lfs": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
-        "a Git LFS pointer, not the weights (run `git lfs pull`)",
+        "a Git LFS pointer, not the file (run `git lfs pull`)",
     ),
-    "zip": (b"PK\x03\x04" + bytes(20), "a pickle file under a safetensors name"),
-    "pickle 2": (b"\x80\x02" + bytes(20), "a pickle file under a safetensors name"),
-    "pickle 4": (b"\x80\x04" + bytes(20), "a pickle file under a safetensors name"),
+    "html": (b"<!DOCTYPE html>\n<html></html>", "an HTML or XML page, not the file (download it"),
+    "zip": (
+        b"PK\x03\x04\x14\0\x08\x08" + bytes(20),
+        "a pickle file under another name; shardc never",
+    ),
+    **{
+        f"pickle {number}": (
+            pickle.dumps({"w": [1.0] * 9}, number),
+            "a pickle file under another name; shardc never unpickles (where you trust it, load it",
+        )
+        for number in (2, 3, 4, 5)
+    },
+    "gguf": (b"GGUF\x03\0\0\0" + bytes(20), "a GGUF file under another name"),
+    "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(20), "an HDF5 file under another name"),
     "huge header": (
         (10**8 + 1).to_bytes(8, "little") + bytes(9),
         "it claims a header of 100000001 bytes, the limit is 100000000",

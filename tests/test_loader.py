@@ -148,6 +148,27 @@ def compiled(rank: int, path: Path) -> Any:
         return (whole(**models.inputs("flux2"))[0] - eager).abs().max().item()
 
 
+def norms_compiled(rank: int, path: Path) -> Any:
+    from shardc.loaders import load_model
+    from tests.zoo.case import Draw, by_name
+
+    inputs = by_name("WanTransformer3DModel").inputs
+    model = load_model(path)
+    layer = torch.compile(model.blocks[0].attn1.norm_q, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        model(**inputs(Draw()))
+        x = torch.randn(2, 3, model.blocks[0].attn1.norm_q.weight.shape[0])
+        return (layer(x) - model.blocks[0].attn1.norm_q(x)).abs().max().item()
+
+
+def test_a_compiler_traces_a_norm_across_ranks(tmp_path: Path) -> None:
+    from tests.zoo.case import by_name
+
+    by_name("WanTransformer3DModel").build().save_pretrained(tmp_path / "s")
+    shardc.build(tmp_path / "s", tmp_path / "o", 2)
+    assert max(ranks.values(ranks.run(norms_compiled, 2, tmp_path / "o"))) < 1e-5
+
+
 def test_a_compiler_traces_the_reduces(sources: dict[str, Path], tmp_path: Path) -> None:
     shardc.build(sources["flux2"], tmp_path / "o", 2)
     assert max(ranks.values(ranks.run(compiled, 2, tmp_path / "o"))) < 1e-4

@@ -316,7 +316,7 @@ LYING: dict[str, tuple[Damage, str]] = {
         "the index's manifest does not have the digest it states",
     ),
     "size": (
-        signed(lambda d: d["files"][RANK0].update(size=7)),
+        signed(lambda d: d["files"][RANK0].update(size=7_000)),
         f"{RANK0}: has ",
     ),
     "another share": (

@@ -18,6 +18,7 @@ from shardc.cli.options import (
     quiet_option,
     resource_options,
     resources,
+    resume_option,
 )
 from shardc.cli.output import (
     console,
@@ -191,6 +192,7 @@ def show_plan(report: dict[str, Any]) -> None:
 @click.option("-o", "--out", type=PATH, metavar="OUT", help="Folder to make.  [default: NAME-tpN]")
 @resource_options
 @click.option("--dry-run", is_flag=True, help="Plan and check, write nothing.")
+@resume_option
 @force_option
 @json_option
 @quiet_option
@@ -203,6 +205,7 @@ def build(
     workers: int | None,
     memory: int,
     dry_run: bool,
+    resume: bool,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -212,11 +215,13 @@ def build(
     """Cut the full checkpoint SRC into one shard a rank.
 
     SRC: a pipeline folder, a component folder, or a .safetensors file with its config.json.
-    Components without a manifest are kept whole. OUT appears when it is complete.
+    Components without a manifest are kept whole. OUT appears when it is complete; where it is up
+    to date already, nothing is done.
 
     \b
     Example:
       shardc build FLUX.2-klein-4B --tp 8
+      shardc build FLUX.2-klein-4B --tp 8 --resume
       shardc build FLUX.2-klein-4B --tp 8 --dtype bf16 -o klein-tp8 --json
     """
     from shardc import builder
@@ -227,19 +232,21 @@ def build(
         raise PlanError(problems)
     out = out or default_out(src, planned.options.tp)
     if dry_run:
-        builder.check_out(planned, out, force=force)
+        up_to_date = builder.check_out(planned, out, force=force, resume=resume)
         report = {
             "ok": True,
             "problems": [],
             **plan_report(planned),
             "out": str(out),
             "dry_run": True,
+            "up_to_date": up_to_date,
         }
         if as_json:
             say_json(report)
         elif not quiet:
             show_plan(report)
-            click.echo(f"Dry run: {out} was not written.")
+            ending = "is up to date" if up_to_date else "was not written"
+            click.echo(f"Dry run: {out} {ending}.")
         return
     if planned.options.pad_heads and not quiet:
         for part in plan_report(planned)["components"]:
@@ -247,7 +254,7 @@ def build(
     total = sum(part.component.size_bytes for part in planned.components)
     with progress("build", total, quiet=quiet or as_json) as advance:
         done = builder.build(
-            planned, out, resources(no_fsync, workers, memory, advance), force=force
+            planned, out, resources(no_fsync, workers, memory, advance), force=force, resume=resume
         )
     if as_json:
         say_json({"ok": True, **done.to_json()})
@@ -257,6 +264,9 @@ def build(
 
 def show_build(report: BuildReport) -> None:
     """What a build, merge or reshard did, as a table."""
+    if report.up_to_date:
+        click.echo(f"{report.out}: up to date")
+        return
     made = table("", "")
     made.show_header = False
     made.add_row("out", report.out)
@@ -264,6 +274,8 @@ def show_build(report: BuildReport) -> None:
         made.add_row("sharded", f"{name or '.'} at tp {report.tp}")
     for name, how in report.kept.items():
         made.add_row("kept whole", f"{name}: weights {how}")
+    if report.resumed_tensors:
+        made.add_row("resumed", f"{report.resumed_tensors} tensors were written already")
     made.add_row("files", str(report.files))
     made.add_row("written", f"{size(report.written_bytes)} ({report.written_bytes} bytes)")
     made.add_row("seconds", f"{report.seconds:.2f}")

@@ -17,6 +17,7 @@ from shardc.cli.options import (
     quiet_option,
     resource_options,
     resources,
+    resume_option,
     stacked,
 )
 from shardc.cli.output import progress, reporting, say_json
@@ -24,7 +25,9 @@ from shardc.cli.output import progress, reporting, say_json
 if TYPE_CHECKING:
     from shardc.builder import BuildReport, Resources
 
-output_options = stacked(out_option, resource_options, force_option, json_option, quiet_option)
+output_options = stacked(
+    out_option, resource_options, resume_option, force_option, json_option, quiet_option
+)
 
 
 def _convert(
@@ -55,7 +58,7 @@ def _convert(
 @click.argument("shards", metavar="OUT", type=PATH)
 @output_options
 @reporting
-def merge(shards: Path, out: Path, force: bool, **options: Any) -> None:
+def merge(shards: Path, out: Path, resume: bool, force: bool, **options: Any) -> None:
     """Give back the full checkpoint of shard set OUT, bit for bit, without the source.
 
     \b
@@ -67,7 +70,7 @@ def merge(shards: Path, out: Path, force: bool, **options: Any) -> None:
     _convert(
         "merge",
         shards,
-        lambda resources: api.merge(shards, out, resources=resources, force=force),
+        lambda resources: api.merge(shards, out, resources=resources, force=force, resume=resume),
         **options,
     )
 
@@ -79,7 +82,7 @@ def merge(shards: Path, out: Path, force: bool, **options: Any) -> None:
 )
 @output_options
 @reporting
-def reshard(shards: Path, tp: int, out: Path, force: bool, **options: Any) -> None:
+def reshard(shards: Path, tp: int, out: Path, resume: bool, force: bool, **options: Any) -> None:
     """Make shard set OUT one of another degree, without the source.
 
     The result has the very bytes of a build of the source at that degree.
@@ -93,6 +96,8 @@ def reshard(shards: Path, tp: int, out: Path, force: bool, **options: Any) -> No
     _convert(
         "reshard",
         shards,
-        lambda resources: api.reshard(shards, out, tp, resources=resources, force=force),
+        lambda resources: api.reshard(
+            shards, out, tp, resources=resources, force=force, resume=resume
+        ),
         **options,
     )

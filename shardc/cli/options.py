@@ -71,6 +71,9 @@ variant_option = click.option(
     "--variant", metavar="NAME", help="Weights of a variant, such as fp16."
 )
 force_option = click.option("--force", is_flag=True, help="Replace what exists.")
+resume_option = click.option(
+    "--resume", is_flag=True, help="Go on from what an interrupted run left."
+)
 out_option = click.option(
     "-o", "--out", type=PATH, required=True, metavar="DIR", help="The folder to make."
 )

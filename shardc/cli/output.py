@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,6 +22,29 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 INTERRUPTED = 130  # as a shell reports SIGINT
+TERMINATED = 143  # and SIGTERM
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which is to end a command as Ctrl-C does."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Have SIGTERM raise as SIGINT does, so that what is left behind can be told."""
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, terminate)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def reporting(command: Callable[P, None]) -> Callable[P, None]:
@@ -32,7 +56,8 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with _terminable():
+                command(*args, **kwargs)
         except (ShardcError, OSError) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # nobody reads on: click ends the process quietly
@@ -45,9 +70,10 @@ def reporting(command: Callable[P, None]) -> Callable[P, None]:
                 with suppress(OSError):  # stdout itself may be what failed
                     say_json({"ok": False, "problems": problems})
             sys.exit(1)
-        except KeyboardInterrupt:
-            click.echo("interrupted: nothing was left behind", err=True)
-            sys.exit(INTERRUPTED)
+        except KeyboardInterrupt as error:
+            told = str(error)
+            click.echo(f"interrupted: {told}" if told else "interrupted", err=True)
+            sys.exit(TERMINATED if isinstance(error, _Terminated) else INTERRUPTED)
 
     return run
 

@@ -25,6 +25,10 @@ class Draw:
         """Normal, in the model's dtype."""
         return torch.randn(*shape, generator=self._generator).to(self.dtype)
 
+    def times(self, *shape: int) -> torch.Tensor:
+        """Timesteps or guidance: a thousand times these is exact in bf16, too."""
+        return torch.tensor([0.125, 0.25, 0.5])[self.ids(3, *shape)].to(self.dtype)
+
     def ids(self, high: int, *shape: int) -> torch.Tensor:
         """int64 from 0 to `high` - 1."""
         return torch.randint(0, high, shape, generator=self._generator)

@@ -15,7 +15,7 @@ def flux(draw: Draw) -> dict[str, Any]:
 
 
 def flux_guidance(draw: Draw) -> dict[str, Any]:
-    return {**flux(draw), "guidance": draw.noise(1).abs()}
+    return {**flux(draw), "guidance": draw.times(1)}
 
 
 def flux_union(draw: Draw) -> dict[str, Any]:

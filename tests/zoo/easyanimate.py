@@ -22,7 +22,7 @@ EASYANIMATE = {
 def easyanimate(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 4, 2, 4, 4),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "encoder_hidden_states": draw.noise(1, 5, 20),
     }
 

@@ -44,14 +44,14 @@ def flux1(draw: Draw) -> dict[str, Any]:
         "hidden_states": draw.noise(1, 6, 16),
         "encoder_hidden_states": draw.noise(1, 4, 32),
         "pooled_projections": draw.noise(1, 32),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "img_ids": draw.ids(4, 6, 3).float(),
         "txt_ids": draw.ids(1, 4, 3).float(),
     }
 
 
 def flux1_guidance(draw: Draw) -> dict[str, Any]:
-    return {**flux1(draw), "guidance": draw.noise(1).abs()}
+    return {**flux1(draw), "guidance": draw.times(1)}
 
 
 def flux1_controlled(draw: Draw) -> dict[str, Any]:
@@ -67,21 +67,21 @@ def flux2(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 6, 16),
         "encoder_hidden_states": draw.noise(1, 4, 32),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "img_ids": draw.ids(4, 1, 6, 4).float(),
         "txt_ids": draw.ids(4, 1, 4, 4).float(),
     }
 
 
 def flux2_guidance(draw: Draw) -> dict[str, Any]:
-    return {**flux2(draw), "guidance": draw.noise(1).abs()}
+    return {**flux2(draw), "guidance": draw.times(1)}
 
 
 def flux3(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(2, 6, 16),
         "encoder_hidden_states": draw.noise(2, 4, 32),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
         "img_ids": draw.ids(4, 6, 4).float(),
         "txt_ids": draw.ids(4, 4, 4).float(),
     }
@@ -96,7 +96,7 @@ def flux3_reference(draw: Draw) -> dict[str, Any]:
 
 
 def flux3_flow_map(draw: Draw) -> dict[str, Any]:
-    return {**flux3(draw), "target_timestep": draw.noise(2).abs()}
+    return {**flux3(draw), "target_timestep": draw.times(2)}
 
 
 CASES = [

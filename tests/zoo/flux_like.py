@@ -52,7 +52,7 @@ def small(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 6, 16),
         "encoder_hidden_states": draw.noise(1, 4, 32),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "img_ids": draw.ids(4, 6, 3).float(),
         "txt_ids": draw.ids(4, 4, 3).float(),
     }
@@ -75,13 +75,13 @@ def fibo(draw: Draw) -> dict[str, Any]:
 
 
 def fibo_guidance(draw: Draw) -> dict[str, Any]:
-    return {**fibo(draw), "guidance": draw.noise(1).abs()}
+    return {**fibo(draw), "guidance": draw.times(1)}
 
 
 def fibo2(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 4, 4, 8),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "encoder_hidden_states": draw.noise(1, 2, 6, 24),
     }
 
@@ -92,7 +92,7 @@ def fibo2_padded(draw: Draw) -> dict[str, Any]:
     mask[1, 4:] = False
     return {
         "hidden_states": draw.noise(2, 4, 4, 8),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
         "encoder_hidden_states": draw.noise(2, 2, 14, 24),
         "encoder_attention_mask": mask,
     }

@@ -24,7 +24,7 @@ HIDREAM = {
 def hidream(draw: Draw, height: int = 4, width: int = 4) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 4, height, width),
-        "timesteps": draw.noise(1).abs(),
+        "timesteps": draw.times(1),
         "encoder_hidden_states_t5": draw.noise(1, 5, 20),
         "encoder_hidden_states_llama3": draw.noise(2, 1, 3, 24),
         "pooled_embeds": draw.noise(1, 12),

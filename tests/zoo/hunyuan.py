@@ -73,7 +73,7 @@ def video_concat(draw: Draw) -> dict[str, Any]:
 def video15(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 9, 2, 4, 4),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "encoder_hidden_states": draw.noise(1, 5, 24),
         "encoder_attention_mask": padded(5, 4),
         "encoder_hidden_states_2": draw.noise(1, 3, 20),
@@ -88,7 +88,7 @@ def video15_text(draw: Draw) -> dict[str, Any]:
 
 
 def video15_mean_flow(draw: Draw) -> dict[str, Any]:
-    return {**video15(draw), "timestep_r": draw.noise(1).abs()}
+    return {**video15(draw), "timestep_r": draw.times(1)}
 
 
 def framepack(draw: Draw) -> dict[str, Any]:
@@ -113,14 +113,14 @@ def framepack(draw: Draw) -> dict[str, Any]:
 def image(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 4, 3, 4),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "encoder_hidden_states": draw.noise(1, 5, 24),
         "encoder_attention_mask": padded(5, 4),
     }
 
 
 def image_distilled(draw: Draw) -> dict[str, Any]:
-    return {**image(draw), "guidance": draw.noise(1).abs(), "timestep_r": draw.noise(1).abs()}
+    return {**image(draw), "guidance": draw.times(1), "timestep_r": draw.times(1)}
 
 
 def image_glyphs(draw: Draw) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def image_refiner(draw: Draw) -> dict[str, Any]:
     return {
         **image(draw),
         "hidden_states": draw.noise(1, 4, 1, 3, 4),
-        "guidance": draw.noise(1).abs(),
+        "guidance": draw.times(1),
     }
 
 

@@ -26,7 +26,7 @@ V1_2 = {"use_style_cond_and_image_meta_size": False}
 def hunyuan(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(2, 4, 4, 4),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
         "encoder_hidden_states": draw.noise(2, 4, 24),
         "text_embedding_mask": draw.ids(2, 2, 4),
         "encoder_hidden_states_t5": draw.noise(2, 6, 32),

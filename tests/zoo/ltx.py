@@ -120,6 +120,14 @@ CASES = [
     Case("LTXVideoTransformer3DModel", LTX, ltx_per_token, option="per-token timesteps"),
     Case(
         "LTXVideoTransformer3DModel",
+        {**LTX, "num_attention_heads": 6, "cross_attention_dim": 48},
+        ltx,
+        option="6 heads",
+        ranks=(2,),
+        padded=(4,),
+    ),
+    Case(
+        "LTXVideoTransformer3DModel",
         {
             **LTX,
             "attention_bias": False,

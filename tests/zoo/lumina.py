@@ -35,7 +35,7 @@ NEXT = {
 def lumina2(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(2, 4, 4, 4),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
         "encoder_hidden_states": draw.noise(2, 6, 20),
         "encoder_attention_mask": torch.arange(6) < torch.tensor([[6], [4]]),
     }
@@ -45,7 +45,7 @@ def next_dit(draw: Draw) -> dict[str, Any]:
     rotary: Any = embeddings.get_2d_rotary_pos_embed_lumina
     return {
         "hidden_states": draw.noise(2, 4, 8, 8),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
         "encoder_hidden_states": draw.noise(2, 6, 20),
         "encoder_mask": torch.arange(6) < torch.tensor([[6], [4]]),
         "image_rotary_emb": rotary(8, 8, 8),

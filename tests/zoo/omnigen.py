@@ -26,7 +26,7 @@ def omnigen(draw: Draw) -> dict[str, Any]:
     """Six tokens, four of them an input image's, one of time and the output image's four."""
     return {
         "hidden_states": draw.noise(1, 4, 4, 4),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "input_ids": draw.ids(30, 1, 6),
         "input_img_latents": [draw.noise(1, 4, 4, 4)],
         "input_image_sizes": {0: [[1, 5]]},

@@ -35,7 +35,7 @@ def qwen(draw: Draw) -> dict[str, Any]:
         "hidden_states": draw.noise(1, 6, 16),
         "encoder_hidden_states": draw.noise(1, 4, 32),
         "encoder_hidden_states_mask": mask,
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "img_shapes": [[(1, 2, 3)]],
     }
 
@@ -69,7 +69,7 @@ def qwen21(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(1, 8, 16),
         "encoder_hidden_states": draw.noise(1, 4, 32),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "img_shapes": [[(1, 2, 4)]],
         "img_mask": torch.tensor([[False] * 4 + [True] * 2]),
     }
@@ -81,7 +81,7 @@ def qwen21_edit(draw: Draw) -> dict[str, Any]:
         "hidden_states": draw.noise(1, 12, 16),
         "encoder_hidden_states": draw.noise(1, 5, 32),
         "encoder_hidden_states_mask": torch.tensor([[True, True, True, True, False]]),
-        "timestep": draw.noise(1).abs(),
+        "timestep": draw.times(1),
         "img_shapes": [[(1, 2, 2), (1, 2, 4)]],
         "img_mask": torch.tensor([[False, True, False, False, False, True, True]]),
     }

@@ -33,12 +33,12 @@ def sana(draw: Draw) -> dict[str, Any]:
         "hidden_states": draw.noise(2, 4, 4, 4),
         "encoder_hidden_states": draw.noise(2, 6, 20),
         "encoder_attention_mask": draw.ids(2, 2, 6),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
     }
 
 
 def guided(draw: Draw) -> dict[str, Any]:
-    return {**sana(draw), "guidance": draw.noise(2).abs()}
+    return {**sana(draw), "guidance": draw.times(2)}
 
 
 def controlled(draw: Draw) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def video(draw: Draw) -> dict[str, Any]:
         "hidden_states": draw.noise(2, 4, 3, 4, 4),
         "encoder_hidden_states": draw.noise(2, 6, 20),
         "encoder_attention_mask": draw.ids(2, 2, 6),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
     }
 
 
 def video_guided(draw: Draw) -> dict[str, Any]:
-    return {**video(draw), "guidance": draw.noise(2).abs()}
+    return {**video(draw), "guidance": draw.times(2)}
 
 
 def video_per_token(draw: Draw) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def aura(draw: Draw) -> dict[str, Any]:
     return {
         "hidden_states": draw.noise(2, 4, 8, 8),
         "encoder_hidden_states": draw.noise(2, 5, 24),
-        "timestep": draw.noise(2).abs(),
+        "timestep": draw.times(2),
     }
 
 

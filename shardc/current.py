@@ -1,0 +1,137 @@
+"""Whether what stands at OUT is already what a plan would make of its source.
+
+Two checkpoints of one architecture have the same headers and so the same plan. So the index is not
+enough: the first bytes of every tensor are compared with the source's, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from shardc.checkpoint import CONFIG, INDEX_NAME
+from shardc.compare import read_bytes
+from shardc.errors import ShardcError
+from shardc.execute import cast
+from shardc.index import read_index
+from shardc.planner import ComponentPlan, Move, Plan
+from shardc.schedule import Part, geometry
+
+SAMPLE_BYTES = 4096
+PIECE_BYTES = 64 * 1024
+
+
+def is_current(plan: Plan, out: Path) -> bool:
+    """The set at `out` has this plan's files, index and headers, and samples of its weights.
+
+    Reads a few KiB a tensor: damage further in is for verify to find. False where in doubt.
+    """
+    try:
+        return (
+            _files(out) == _planned_files(plan)
+            and all(_same_file(path, out / name) for name, path in carried(plan).items())
+            and all(_is_current(part, out / part.component.name) for part in plan.components)
+        )
+    except (OSError, ShardcError):
+        return False
+
+
+def carried(plan: Plan) -> dict[str, Path]:
+    """What a build takes over as it is: the name that it gets, and where it is."""
+    names = {extra: plan.checkpoint.path / extra for extra in plan.checkpoint.extras}
+    for part in plan.components:
+        for extra in part.component.extras:
+            names[str(Path(part.component.name, extra))] = part.component.path / extra
+    for component, _ in plan.kept:
+        weights = [file.name for file in component.files]
+        index = [component.index] if component.index else []
+        for name in (*component.extras, *weights, *index):
+            names[str(Path(component.name, name))] = component.path / name
+    return names
+
+
+def _files(out: Path) -> dict[str, int | None]:
+    """Every file below `out` with its size; of an index, which varies by the tool, None."""
+    return {
+        entry.relative_to(out).as_posix(): None
+        if entry.name == INDEX_NAME
+        else entry.stat().st_size
+        for entry in out.rglob("*")
+        if entry.is_file()
+    }
+
+
+def _planned_files(plan: Plan) -> dict[str, int | None]:
+    wanted: dict[str, int | None] = {
+        name: path.stat().st_size for name, path in carried(plan).items()
+    }
+    for part in plan.components:
+        wanted[str(Path(part.component.name, INDEX_NAME))] = None
+        for file in part.files:
+            wanted[str(Path(part.component.name, file.name))] = file.size_bytes
+    return wanted
+
+
+def _is_current(plan: ComponentPlan, folder: Path) -> bool:
+    index = read_index(folder / INDEX_NAME)
+    config = xxhash.xxh3_128_hexdigest((plan.component.path / CONFIG).read_bytes())
+    return (
+        index.plan == plan.digest
+        and index.manifest.digest == plan.manifest.digest
+        and index.source.config == config
+        and all(_has_header(folder / file.name, file.header) for file in plan.files)
+        and all(_sample_agrees(plan, folder, move) for move in plan.moves())
+    )
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """The same bytes; of more than 16 MiB, the same samples of them."""
+    if one.samefile(other):
+        return True
+    size = one.stat().st_size
+    for at in range(0, size, max(PIECE_BYTES, size // 256)):
+        count = min(PIECE_BYTES, size - at)
+        if not np.array_equal(read_bytes(one, at, count), read_bytes(other, at, count)):
+            return False
+    return True
+
+
+def _has_header(path: Path, header: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(header)) == header
+
+
+def _sample_agrees(plan: ComponentPlan, folder: Path, move: Move) -> bool:
+    """The tensor's first elements, in the source and in the shard that has them."""
+    shape = geometry(move)
+    found = [_first(part) for parts in (shape.sources, shape.targets) for part in parts]
+    source = next(filter(None, found[: len(shape.sources)]), None)
+    target = next(filter(None, found[len(shape.sources) :]), None)
+    if not shape.outer or source is None or target is None:
+        return True  # an empty tensor
+    (one, at, size), (two, to, room) = source, target
+    count = min(size, room, SAMPLE_BYTES // max(shape.in_bytes, shape.out_bytes))
+    given, made = plan.component.files[one.file], plan.files[two.file]
+    wanted = read_bytes(
+        given.path,
+        given.data_start + one.start + at * shape.in_bytes,
+        count * shape.in_bytes,
+    )
+    if move.dtype != move.out_dtype:
+        wanted = cast(wanted, move.dtype, move.out_dtype, np.empty(SAMPLE_BYTES, np.uint8))
+    has = read_bytes(
+        folder / made.name,
+        len(made.header) + two.start + to * shape.out_bytes,
+        count * shape.out_bytes,
+    )
+    return np.array_equal(wanted, has)
+
+
+def _first(part: Part) -> tuple[Part, int, int] | None:
+    """(part, local index, count) of its span that begins the row, if it has that one."""
+    for start, stop, at in part.spans:
+        if start == 0 and stop > 0:
+            return part, at, stop
+    return None
