@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from shardc.checkpoint import SourceFile
 from shardc.fileio import Bytes, Output, Source
 from shardc.planner import Move, OutFile
 from shardc.schedule import Batch, Geometry, Part, chunk_bytes, geometry, schedule
+
+log = logging.getLogger("shardc")
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
@@ -222,14 +225,23 @@ class _Worker:
                 self._clear(target, stored.info.size_bytes)
         whole = xxhash.xxh3_128()
         parts = [_Digest() for _ in shape.targets]
+        overflowed = False
         for chunk in shape.chunks(self._limit):
             self._go_on()
             data = self._fill(move, shape, chunk, held)
             if move.dtype != move.out_dtype:
-                data = cast(data, move.dtype, move.out_dtype, self._cast)
+                data, over = cast(data, move.dtype, move.out_dtype, self._cast)
+                overflowed |= over
             whole.update(data.data)
             for target, digest in zip(shape.targets, parts, strict=True):
                 self._drain(shape, target, chunk, data, digest)
+        if overflowed:
+            log.warning(
+                "%s: values too large for %s have become infinities; cast to bf16, or let its "
+                "manifest keep it in fp32 (keep_in_fp32)",
+                move.name,
+                move.out_dtype,
+            )
         digests = []
         for target, stored, digest in zip(shape.targets, move.targets, parts, strict=True):
             size = stored.info.size_bytes
@@ -325,17 +337,21 @@ class _Worker:
         return state.hexdigest()
 
 
-def cast(data: Bytes, dtype: str, out_dtype: str, into: Bytes) -> Bytes:
-    """`data` in another float dtype, at the start of `into`: to nearest even, by F32 from F64."""
+def cast(data: Bytes, dtype: str, out_dtype: str, into: Bytes) -> tuple[Bytes, bool]:
+    """`data` in another float dtype, at the start of `into`: to nearest even, by F32 from F64.
+
+    And whether a finite value has become an infinity.
+    """
+    overflows: list[object] = []
     values = data.view(NUMPY_DTYPES[dtype])
     wanted = np.dtype(NUMPY_DTYPES[out_dtype])
     made = into[: values.size * wanted.itemsize].view(wanted)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="call", invalid="ignore", call=lambda *_: overflows.append(None)):
         if dtype == "F64" and out_dtype != "F32":
             values = values.astype(np.float32)
         made[...] = values.astype(np.float32) if _needs_f32(dtype, out_dtype) else values
     flat: Bytes = made.view(np.uint8)
-    return flat
+    return flat, bool(overflows)
 
 
 def _needs_f32(dtype: str, out_dtype: str) -> bool:

@@ -117,6 +117,23 @@ def test_what_the_model_keeps_in_fp32_stays(tmp_path: Path) -> None:
     assert ranks[0]["m.weight"].dtype == "BF16"
 
 
+def test_c16_a_cast_that_overflows_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T5's `wo` in fp16 makes black images: kept in fp32 it stays, else it is named, once."""
+    large = ck.Data.of("F32", np.full((2, 4), 1e5, np.float32).view(np.uint32))
+    infinite = ck.Data.of("F32", np.full((4, 2), np.inf, np.float32).view(np.uint32))
+    tensors = {"wo.weight": large, "wi.weight": infinite}
+    rules = [{"match": "wi", "style": "colwise"}]
+    held = built(tmp_path / "kept", tensors, rules, 1, dtype="fp16", keep_in_fp32=["wo"])
+    assert held[0]["wo.weight"] == large
+    assert held[0]["wi.weight"].dtype == "F16"
+    assert not caplog.records
+    held = built(tmp_path / "cast", tensors, rules, 1, dtype="fp16")
+    assert np.isinf(held[0]["wo.weight"].words.view(np.float16)).all()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["wo.weight"]
+
+
 @pytest.mark.parametrize("style", ["colwise", "rowwise"])
 def test_cast_and_cut_at_once(style: str, tmp_path: Path) -> None:
     data = ck.Data.random("F32", [300, 400], np.random.default_rng(0))
