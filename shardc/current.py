@@ -120,7 +120,7 @@ def _sample_agrees(plan: ComponentPlan, folder: Path, move: Move) -> bool:
         count * shape.in_bytes,
     )
     if move.dtype != move.out_dtype:
-        wanted = cast(wanted, move.dtype, move.out_dtype, np.empty(SAMPLE_BYTES, np.uint8))
+        wanted, _ = cast(wanted, move.dtype, move.out_dtype, np.empty(SAMPLE_BYTES, np.uint8))
     has = read_bytes(
         folder / made.name,
         len(made.header) + two.start + to * shape.out_bytes,

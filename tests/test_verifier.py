@@ -274,6 +274,10 @@ CLOSED: dict[str, tuple[Damage, str]] = {
         shard("m.weight", 3, ranges=[[7, 9]]),
         "'m.weight': ranges of shard 3 leave 8",
     ),
+    "padding claimed": (
+        shard("v.weight", 3, ranges=[{"zeros": 2}]),
+        "tensor 'v.weight': the ranks hold 6 rows of 7",
+    ),
     "ranges reversed": (shard("m.weight", 3, ranges=[[7, 6]]), "ranges of shard 3 leave 8"),
 }
 
@@ -345,8 +349,8 @@ LYING: dict[str, tuple[Damage, str]] = {
         "tensor 'm.weight': its placement is void: ",
     ),
     "padding claimed": (
-        shard("v.weight", 3, ranges=[{"zeros": 2}]),
-        "tensor 'v.weight': rank 3 holds rows [-1, -1] (2), its placement means rows [6, -1] (2)",
+        shard("v.weight", 3, ranges=[{"zeros": 1}, [6, 7]]),
+        "tensor 'v.weight': rank 3 holds rows [-1, 6] (2), its placement means rows [6, -1] (2)",
     ),
 }
 
