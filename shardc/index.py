@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -263,10 +264,8 @@ def _index_problems(index: Index) -> list[str]:
         expected = REPLICATED if entry.rank is None else rank_stem(entry.rank, index.tp)
         if name.removesuffix(".safetensors").split("-part-")[0] != expected:
             reasons.append(f"file {name} is said to hold rank {entry.rank} of {index.tp}")
-    names = [origin.name for origin in index.source.files]
-    reasons += [
-        f"source file {name!r} is listed twice" for name in {*names} if names.count(name) > 1
-    ]
+    names = Counter(origin.name for origin in index.source.files)
+    reasons += [f"source file {name!r} is listed twice" for name in names if names[name] > 1]
     held = dict.fromkeys(index.files, 0)
     for name, tensor in index.tensors.items():
         found = _tensor_problems(index, tensor)
@@ -301,7 +300,8 @@ def _tensor_problems(index: Index, tensor: TensorEntry) -> list[str]:
         dim is not None and dim >= len(tensor.shape)
     ):
         return [*reasons, f" of shape {list(tensor.shape)} is cut along {dim}"]
-    for rank, shard in enumerate(tensor.shards):
+    held = [pieces_of(shard) for shard in tensor.shards]
+    for rank, (shard, pieces) in enumerate(zip(tensor.shards, held, strict=True)):
         holder = index.files.get(shard.file)
         owner = None if dim is None else rank
         if holder is None or holder.rank != owner:
@@ -310,16 +310,16 @@ def _tensor_problems(index: Index, tensor: TensorEntry) -> list[str]:
             reasons.append(f": shard {rank} lacks ranges, or has them in vain")
         elif dim is not None and any(
             not piece.zeros and not piece.start <= piece.stop <= tensor.shape[dim]
-            for piece in pieces_of(shard)
+            for piece in pieces
         ):
             reasons.append(f": ranges of shard {rank} leave {tensor.shape[dim]}")
     if dim is not None:
         size = tensor.shape[dim]
         if (total := sum(block.size for block in placement.blocks)) > size:
             reasons.append(f": its blocks take {total}, the dim has {size}")
-        held = [piece for shard in tensor.shards for piece in pieces_of(shard)]
-        rows = sum(piece.length for piece in held)
-        if (stored := sum(piece.length for piece in held if not piece.zeros)) < size:
+        rows = sum(piece.length for pieces in held for piece in pieces)
+        zeros = sum(piece.length for pieces in held for piece in pieces if piece.zeros)
+        if (stored := rows - zeros) < size:
             reasons.append(f": the ranks hold {stored} rows of {size}")
         if placement.padded is not None and placement.padded > max(rows, size):
             reasons.append(f": padded to {placement.padded}, the ranks hold {rows}")

@@ -339,7 +339,7 @@ def test_dims() -> None:
     [
         ('[dims]\na = "b"\n', {}, "tiny.toml: dims.a: config.json has no 'b'"),
         ('[dims]\na = "b.c"\n', {"b": 3}, "tiny.toml: dims.a: config.json has no 'b.c'"),
-        ('[dims]\na = "b"\n', {"b": [1]}, "dims.a: config.json's 'b': [1] is not a number"),
+        ('[dims]\na = "b"\n', {"b": [1]}, "dims.a: [1] is not a number"),
         ('[dims]\na = "b"\nb = "a"\n', {}, "dims.a: b -> a -> b is a circle"),
         ('[dims]\na = "a"\n', {}, "dims.a: a -> a is a circle"),
         ('[dims]\na = "b // c"\n', {"b": 1, "c": 0}, "dims.a: 'b // c' divides by zero"),
