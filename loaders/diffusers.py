@@ -29,4 +29,4 @@ def names(model: nn.Module, stored: Iterable[str]) -> dict[str, str] | None:
 def pipeline(path: Path, components: Mapping[str, nn.Module]) -> Any:
     """The pipeline of `path` with these components in place; the rest loads as diffusers does."""
     load: Any = diffusers.DiffusionPipeline.from_pretrained
-    return load(str(path), **components)
+    return load(str(path), use_safetensors=True, **components)  # nothing is unpickled

@@ -40,7 +40,9 @@ def _generation_config(folder: Path) -> Any:
 def load(class_name: str, folder: Path) -> nn.Module:
     """The class as its library loads it, in the dtypes stored."""
     cls: Any = getattr(transformers, class_name)
-    model: nn.Module = cls.from_pretrained(str(folder), dtype="auto", local_files_only=True)
+    model: nn.Module = cls.from_pretrained(
+        str(folder), dtype="auto", local_files_only=True, use_safetensors=True
+    )
     return model
 
 

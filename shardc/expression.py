@@ -1,6 +1,6 @@
 """The small arithmetic of manifests: names, integers, + - * //, parentheses, sum(), local().
 
-No `eval`. `name[2]` is an element of a list; of a number it is that number.
+No `eval`. `name[2]` is an element of a list, `name[-1]` the last; of a number, that number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def names(text: str) -> list[str]:
         elif isinstance(node, ast.Call):
             for argument in node.args:
                 collect(argument)
-        elif (name := _name(node.value if _is_element(node) else node)) is not None:
+        elif _is_element(node):
+            collect(node.value)
+            collect(node.slice)
+        elif (name := _name(node)) is not None:
             found.append(name)
 
     collect(_parse(text))
@@ -85,7 +88,8 @@ def _check(node: ast.expr, text: str) -> None:
         _check(node.left, text)
         _check(node.right, text)
         return
-    if isinstance(node, ast.Constant) and type(node.value) is int:
+    number = node.operand if _is_negative(node) else node
+    if isinstance(number, ast.Constant) and type(number.value) is int:
         return
     if isinstance(node, ast.Call) and _name(node.func) == "sum":
         if len(node.args) == 1 and not node.keywords and _name(node.args[0]) is not None:
@@ -97,19 +101,22 @@ def _check(node: ast.expr, text: str) -> None:
                 _check(argument, text)
             return
         raise ExpressionError(f"{text!r}: local() takes a count, or a count and its groups")
-    if _name(node.value if _is_element(node) else node) is not None:
+    if _is_element(node):
+        _check(node.slice, text)
+        return
+    if _name(node) is not None:
         return
     raise ExpressionError(
         f"{text!r}: only names, integers, + - * //, parentheses, sum() and local() are known"
     )
 
 
+def _is_negative(node: ast.expr) -> TypeGuard[ast.UnaryOp]:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
 def _is_element(node: ast.expr) -> TypeGuard[ast.Subscript]:
-    return (
-        isinstance(node, ast.Subscript)
-        and isinstance(node.slice, ast.Constant)
-        and type(node.slice.value) is int
-    )
+    return isinstance(node, ast.Subscript) and _name(node.value) is not None
 
 
 def _name(node: ast.expr) -> str | None:
@@ -125,6 +132,8 @@ def _value(
 ) -> Fraction:
     if isinstance(node, ast.Constant):
         value = Fraction(int(node.value))  # type: ignore[arg-type]
+    elif _is_negative(node):
+        value = -_value(node.operand, lookup, text, ranks)
     elif isinstance(node, ast.BinOp):
         left, right = (
             _value(node.left, lookup, text, ranks),
@@ -147,7 +156,8 @@ def _value(
     elif _is_element(node):
         name = _name(node.value)
         assert name is not None  # _check has seen to it
-        value = as_number(_element(lookup(name), node.slice, name))
+        index = _value(node.slice, lookup, text, ranks)
+        value = as_number(_element(lookup(name), index, name))
     else:
         name = _name(node)
         assert name is not None  # _check has seen to it
@@ -157,13 +167,12 @@ def _value(
     return value
 
 
-def _element(value: Any, index: ast.expr, name: str) -> Any:
+def _element(value: Any, index: Fraction, name: str) -> Any:
     if not isinstance(value, list | tuple):
         return value  # one for all
-    at = index.value if isinstance(index, ast.Constant) else None
-    if not isinstance(at, int) or at >= len(value):
-        raise ExpressionError(f"{name} has {len(value)} elements, none of number {at!r}")
-    return value[at]
+    if index.denominator != 1 or not -len(value) <= index < len(value):
+        raise ExpressionError(f"{name} has {len(value)} elements, none of number {float(index):g}")
+    return value[int(index)]
 
 
 def _local(counts: list[Fraction], text: str, tp: int | None, pad: bool) -> Fraction:

@@ -36,10 +36,15 @@ class Dims:
         self._open: list[str] = []
         self._known: dict[str, int] = {}  # without it, sizes made of sizes take exponential time
 
-    def value(self, size: int | str, own: Mapping[str, Any] | None = None) -> int:
+    def value(
+        self,
+        size: int | str,
+        own: Mapping[str, Any] | None = None,
+        number: int | None = None,
+    ) -> int:
         """A plain integer, or the value of an expression; ExpressionError says why not.
 
-        own: what `self.NAME` stands for.
+        own: what `self.NAME` stands for. number: what `number` does.
         """
         if isinstance(size, int):
             return size
@@ -47,6 +52,8 @@ class Dims:
         def lookup(name: str) -> Any:
             if own is not None and name.startswith("self."):
                 return own.get(name.removeprefix("self."))
+            if number is not None and name == "number":
+                return number
             return self._lookup(name)
 
         return expression.evaluate(size, lookup, self._tp, self.pad_heads)
@@ -119,10 +126,12 @@ def place(
     shape: tuple[int, ...],
     kind: Literal["weight", "bias", "raw"],
     tp: int,
+    number: int | None = None,
 ) -> Placement | str:
     """How a tensor that `rule` matches lies across `tp` ranks, or why the rule does not fit it.
 
     `kind`: weight or bias of a matched module, or a parameter that the pattern names itself.
+    `number`: the first number in its name, such as its block's.
     The degree matters only for padding; whether it divides is `layout.degree_problem`'s to say.
     """
     if rule.style == "replicate" or (kind == "bias" and rule.style in ROWWISE):
@@ -131,10 +140,14 @@ def place(
     if isinstance(dim, str):
         return dim
     size = shape[dim]
+
+    def values(given: Any) -> list[int]:
+        return [dims.value(one, number=number) for one in as_tuple(given)]
+
     try:
-        sizes = [size] if rule.blocks is None else [dims.value(b) for b in rule.blocks]
-        units = [dims.value(u) for u in as_tuple(rule.unit)]
-        groups: list[int | None] = [dims.value(g) for g in as_tuple(rule.groups)] or [None]
+        sizes = [size] if rule.blocks is None else values(rule.blocks)
+        units = values(rule.unit)
+        groups: list[int | None] = [*values(rule.groups)] or [None]
         pad_to = None if rule.pad_to is None else dims.value(rule.pad_to)
     except expression.ExpressionError as error:
         return str(error)

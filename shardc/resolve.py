@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardc import pattern
+from shardc import expression, pattern
 from shardc.checkpoint import Component, Tensor
 from shardc.errors import Problem
 from shardc.header import DTYPE_BITS
@@ -19,7 +19,7 @@ from shardc.layout import (
     degree_problem,
     share_of,
 )
-from shardc.manifest import Manifest, Rule
+from shardc.manifest import Manifest, Rule, as_tuple
 from shardc.placing import Dims, place
 
 TensorKind = Literal["weight", "bias", "raw"]
@@ -139,7 +139,8 @@ def placements(
             placed.append(REPLICATE)
             continue
         rule = manifest.rules[match.rule]
-        found = place(rule, dims, shape=tensor.shape, kind=match.kind, tp=tp)
+        number = number_in(tensor.name)
+        found = place(rule, dims, shape=tensor.shape, kind=match.kind, tp=tp, number=number)
         reason = found if isinstance(found, str) else _misfit(match, rule, found, tp)
         if reason is not None:
             misfits.setdefault((match.rule, reason), []).append(tensor)
@@ -172,6 +173,16 @@ def placements(
     if dims.pad_heads:
         problems += _ungrouped(matches, placed, manifest, tp)
     return placed, problems
+
+
+def number_in(name: str) -> int | None:
+    """The first component of a name that is a number: the number of its block."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), None)
+
+
+def _depends_on_number(rule: Rule) -> bool:
+    sizes = (*as_tuple(rule.blocks), *as_tuple(rule.unit), *as_tuple(rule.groups))
+    return any("number" in expression.names(size) for size in sizes if isinstance(size, str))
 
 
 def _ungrouped(
@@ -235,9 +246,12 @@ def legal_degrees(
     resolution: Resolution, manifest: Manifest, dims: Dims, limit: int = 64
 ) -> dict[int, str | None]:
     """For each degree to `limit`: None where it is legal, else the first reason why not."""
-    distinct: dict[tuple[int | None, str, tuple[int, ...]], Match] = {}
+    distinct: dict[tuple[int | None, str, tuple[int, ...], int | None], Match] = {}
     for match in resolution.matches:
-        distinct.setdefault((match.rule, match.kind, match.tensor.shape), match)
+        rule = None if match.rule is None else manifest.rules[match.rule]
+        by_number = rule is not None and _depends_on_number(rule)
+        number = number_in(match.tensor.name) if by_number else None
+        distinct.setdefault((match.rule, match.kind, match.tensor.shape, number), match)
     degrees: dict[int, str | None] = {}
     for tp in range(1, limit + 1):
         _, problems = placements(list(distinct.values()), manifest, dims, tp)

@@ -46,6 +46,8 @@ def test_as_python(text: str) -> None:
         ("2 - 5", -3),
         ("sum(axes)", 12),
         ("axes[1] * heads", 96),
+        ("axes[-1]", 5),
+        ("axes[-1 - (heads - 23)]", 4),
         ("heads[3]", 24),  # one for all
     ],
 )
@@ -72,8 +74,6 @@ def test_names() -> None:
         ("-a", "only names, integers"),
         ("f(1)", "only names, integers"),
         ("a['b']", "only names, integers"),
-        ("a[b]", "only names, integers"),
-        ("a[-1]", "only names, integers"),
         ("(a + b)[0]", "only names, integers"),
         ("1.5", "only names, integers"),
         ("True", "only names, integers"),

@@ -197,7 +197,7 @@ CASES = [
         QWEN25,
         qwen25({"hidden_size": 128, "num_attention_heads": 16}, **UNTIED),
         qwen_images,
-        "16 heads: the vision tower's MLP stays whole",
+        "16 heads: columns that 8 ranks do not divide",
     ),
     case("Qwen2_5_VLModel", qwen25(), qwen_images),
     case("Qwen2VLModel", qwen2(), qwen_images),

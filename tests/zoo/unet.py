@@ -8,11 +8,11 @@ from tests.zoo.case import Case, Draw, Published
 
 XL = {
     "sample_size": 8,
-    "block_out_channels": (32, 64),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 2),
-    "attention_head_dim": (4, 8),
+    "block_out_channels": (16, 32, 64),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 1, 2),
+    "attention_head_dim": (2, 4, 8),
     "norm_num_groups": 8,
     "cross_attention_dim": 20,
     "use_linear_projection": True,
@@ -28,6 +28,15 @@ SD = {
     "attention_head_dim": 8,
     "norm_num_groups": 8,
     "cross_attention_dim": 20,
+}
+
+
+TWO = {
+    **SD,
+    "block_out_channels": (20, 40),
+    "attention_head_dim": (5, 10),
+    "norm_num_groups": 4,
+    "use_linear_projection": True,
 }
 
 
@@ -62,6 +71,13 @@ CASES = [
         upscaler,
         option="upscaler",
     ),
+    Case(
+        "UNet2DConditionModel",
+        {**SD, "resnet_time_scale_shift": "scale_shift"},
+        sd,
+        option="scale and shift",
+    ),
+    Case("UNet2DConditionModel", TWO, sd, option="5 heads", ranks=(5,), padded=(2, 4)),
 ]
 
 PUBLISHED = [
@@ -86,5 +102,15 @@ PUBLISHED = [
         "stable-diffusion-v1-5/stable-diffusion-v1-5",
         "UNet2DConditionModel",
         {"sample_size": 64, "cross_attention_dim": 768},
+    ),
+    Published(
+        "stabilityai/stable-diffusion-2-1",
+        "UNet2DConditionModel",
+        {
+            "sample_size": 96,
+            "cross_attention_dim": 1024,
+            "attention_head_dim": (5, 10, 20, 20),
+            "use_linear_projection": True,
+        },
     ),
 ]
