@@ -1092,7 +1092,13 @@ def large(here: Path) -> Iterator[Path]:
 def test_interrupt(early: bool, sent: signal.Signals, status: int, large: Path, here: Path) -> None:
     """In the middle of 200 MB: it ends soon, and says what is left and how to go on."""
     args = ["build", "source", "--tp", "2", "-o", "out", "--workers", "1", "--memory", "1"]
-    child = subprocess.Popen([*SHARDC, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [*SHARDC, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # the tests may run in the background, where it is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     partial = here / ".out.shardc-partial"
     seen = partial / "set" if early else partial / "journal"
     deadline = time.monotonic() + 30

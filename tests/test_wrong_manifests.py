@@ -103,7 +103,12 @@ CASES: dict[str, tuple[str, int, Callable[[Values], None], str]] = {
         contiguous("conv_inverted"),
         "wrong",
     ),
-    "a group norm": ("UNet2DConditionModel", 2, changed("norm2", style="colwise", dim=0), "caught"),
+    "a group norm": (
+        "UNet2DConditionModel convolutions project",
+        2,
+        changed("norm2", style="colwise", dim=0),
+        "caught",
+    ),
     "sliced tables": ("LTXVideoTransformer3DModel", 2, without("local", "rope"), "caught"),
     "gathered outputs": ("SD3Transformer2DModel", 2, without("local", "pos_embed"), "caught"),
     "local head counts": ("SD3Transformer2DModel", 2, without("local", "blocks.*.attn"), "caught"),
@@ -129,9 +134,9 @@ CASES: dict[str, tuple[str, int, Callable[[Values], None], str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_caught(name: str, tmp_path: Path) -> None:
-    class_name, size, edit, verdict = CASES[name]
-    case = by_name(class_name)
-    manifest = library.for_class(class_name)
+    case_name, size, edit, verdict = CASES[name]
+    case = by_name(case_name)
+    manifest = library.for_class(case.class_name)
     assert manifest is not None
     values = tomllib.loads(manifest.text)
     edit(values)
