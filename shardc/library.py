@@ -11,13 +11,14 @@ from shardc.errors import ManifestError, Problem
 from shardc.manifest import Manifest, parse_manifest
 
 
-@cache
 def bundled() -> dict[str, Manifest]:
     """Every bundled manifest by its name (its file's stem), sorted."""
-    return {
-        name: parse_manifest(text, f"{name}.toml", _texts().get)
-        for name, text in sorted(_texts().items())
-    }
+    return {name: _bundled(name) for name in sorted(_texts())}
+
+
+@cache
+def _bundled(name: str) -> Manifest:
+    return parse_manifest(_texts()[name], f"{name}.toml", _texts().get)
 
 
 @cache
@@ -32,22 +33,29 @@ def _texts() -> dict[str, str]:
 
 def for_class(class_name: str | None) -> Manifest | None:
     """The bundled manifest for a config.json's class, if there is one."""
-    for manifest in bundled().values():
-        if class_name in manifest.classes:
-            return manifest
+    if class_name is None:
+        return None
+    for name, text in sorted(_texts().items()):
+        # to parse them all takes longer than a small build does
+        if class_name in text and class_name in _bundled(name).classes:
+            return _bundled(name)
     return None
 
 
 def load(name: str) -> Manifest:
     """A bundled manifest by name, or class it serves, else the TOML file of that path."""
-    found = bundled().get(name) or for_class(name)
+    found = _found(name)
     return found or parse_manifest(_file_text(name), Path(name).name, _texts().get)
 
 
 def text_of(name: str) -> str:
     """The same as it is written: its TOML with comments, without what it extends."""
-    found = bundled().get(name) or for_class(name)
+    found = _found(name)
     return _file_text(name) if found is None else _texts()[found.name.removesuffix(".toml")]
+
+
+def _found(name: str) -> Manifest | None:
+    return _bundled(name) if name in _texts() else for_class(name)
 
 
 def _file_text(name: str) -> str:

@@ -9,6 +9,8 @@ import diffusers
 import torch
 import transformers
 
+from tests.zoo import flux
+
 FLUX2 = {
     "in_channels": 16,
     "num_layers": 1,
@@ -20,17 +22,7 @@ FLUX2 = {
     "axes_dims_rope": (4, 4, 4, 4),
     "guidance_embeds": False,
 }
-FLUX1 = {
-    "in_channels": 16,
-    "num_layers": 1,
-    "num_single_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 8,
-    "joint_attention_dim": 32,
-    "pooled_projection_dim": 32,
-    "axes_dims_rope": (4, 4, 8),
-    "guidance_embeds": True,
-}
+FLUX1 = {**flux.FLUX1, "guidance_embeds": True}
 QWEN_IMAGE = {
     "in_channels": 16,
     "out_channels": 4,
