@@ -32,11 +32,11 @@ import xxhash
 
 import shardc
 from shardc import builder, workspace
-from shardc.builder import Resources
 from shardc.demo import CONFIG, write_flux2
 from shardc.errors import ShardcError
 from shardc.journal import Journal, read_journal
 from shardc.synthetic import DTYPES, write_json, write_weights
+from shardc.writing import Resources
 
 TP, OLD_TP = 4, 2
 STEPS = ("fsync", "ftruncate", "link", "mkdir", "posix_fallocate", "pwrite", "rename", "rmdir",

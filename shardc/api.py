@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shardc import convert, library, verifier
-from shardc.builder import BuildReport, Resources
+from shardc.builder import BuildReport
 from shardc.builder import build as build_plan
-from shardc.checkpoint import Component, open_checkpoint
+from shardc.checkpoint import Checkpoint, Component
 from shardc.errors import PlanError, Problem, ShardcError
+from shardc.location import locate
 from shardc.manifest import Manifest, Profile
 from shardc.planner import (
     DEFAULT_PART_BYTES,
@@ -20,7 +21,9 @@ from shardc.planner import (
     no_manifest,
     plan_component,
 )
+from shardc.source import open_source
 from shardc.verifier import VerifyReport
+from shardc.writing import Resources
 
 StrPath = str | Path
 
@@ -36,18 +39,33 @@ def plan(
     dtype: DtypeOption = "keep",
     max_part_bytes: int = DEFAULT_PART_BYTES,
     pad_heads: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Plan:
     """Plan how `src` is cut for `tp` ranks; reads headers and configs, no weights.
 
-    src: a pipeline folder, a component folder or a .safetensors file. manifest: a bundled name or
+    src: a pipeline folder, a component folder or a .safetensors file; or a Hub repo (`org/name`,
+    `hf://org/name@revision/folder`) or S3 prefix (`s3://bucket/prefix`) that holds one, of which a
+    few ranges are read. revision, token: for the Hub. manifest: a bundled name or
     a TOML file; the components whose class it serves follow it, the others the bundled one for
     their class; an encoder whose heads do not allow `tp` is kept whole, and the plan says so.
     components: shard only these, keep the others whole. pad_heads: add zero heads and
     columns where `tp` does not divide.
     Raises CheckpointError, ManifestError or PlanError with every problem of every component.
     """
-    checkpoint = open_checkpoint(Path(src), variant=variant)
-    options = Options(tp, profile, dtype, max_part_bytes, pad_heads)
+    checkpoint = open_source(locate(src, revision=revision), variant=variant, token=token)
+    with checkpoint.told():
+        return _plan(
+            checkpoint, Options(tp, profile, dtype, max_part_bytes, pad_heads), manifest, components
+        )
+
+
+def _plan(
+    checkpoint: Checkpoint,
+    options: Options,
+    manifest: StrPath | None,
+    components: Sequence[str] | None,
+) -> Plan:
     chosen = None if manifest is None else library.load(str(manifest))
     names = [component.name for component in checkpoint.components]
     unknown = [name for name in components or () if name not in names]
@@ -86,7 +104,7 @@ def plan(
             planned.append(plan_component(component, own, options))
         except ShardcError as error:
             if own.library == "transformers" and components is None and _fits(component, own):
-                kept.append((component, f"not at tp {tp}: {error.problems[0].what}"))
+                kept.append((component, f"not at tp {options.tp}: {error.problems[0].what}"))
                 continue
             prefix = f"{component.name}: " if component.name else ""
             problems += [Problem(prefix + p.where, p.what, p.fix) for p in error.problems]
@@ -130,12 +148,15 @@ def build(
     dtype: DtypeOption = "keep",
     max_part_bytes: int = DEFAULT_PART_BYTES,
     pad_heads: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
     resources: Resources | None = None,
     force: bool = False,
     resume: bool = False,
 ) -> BuildReport:
     """Plan `src` as `plan` does and write the shard set to folder `out`.
 
+    What is remote is streamed: each byte is fetched once, and goes straight into the shards.
     `out` appears by rename when it is whole; where it is up to date, nothing is done. force:
     replace a shard set that stands there; resume: go on from what an interrupted build left.
     Raises what `plan` raises, and OutputError.
@@ -150,6 +171,8 @@ def build(
         dtype=dtype,
         max_part_bytes=max_part_bytes,
         pad_heads=pad_heads,
+        revision=revision,
+        token=token,
     )
     return build_plan(planned, Path(out), resources or Resources(), force=force, resume=resume)
 
@@ -159,6 +182,8 @@ def verify(
     source: StrPath | None = None,
     *,
     variant: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
     rank: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
@@ -166,8 +191,10 @@ def verify(
 
     Raises ShardSetError where it cannot be opened; what is wrong inside is in the report.
     """
-    full = None if source is None else Path(source)
-    return verifier.verify(Path(out), source=full, variant=variant, rank=rank, progress=progress)
+    full = None
+    if source is not None:
+        full = open_source(locate(source, revision=revision), variant=variant, token=token)
+    return verifier.verify(Path(out), source=full, rank=rank, progress=progress)
 
 
 def merge(

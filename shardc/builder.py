@@ -5,37 +5,20 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 import shardc
-from shardc.checkpoint import CONFIG, INDEX_NAME, Component
-from shardc.current import carried, is_current
-from shardc.errors import CheckpointError, Problem, ShardSetError
-from shardc.execute import Digests, default_workers, execute
+from shardc.checkpoint import INDEX_NAME, Component
+from shardc.current import carried, is_current, taken_over, weights
+from shardc.errors import CheckpointError, Problem
 from shardc.fileio import Snapshot
 from shardc.files import COPY_BYTES, check_space, nearest_folder, write_file
 from shardc.header import TensorInfo, read_header
-from shardc.index import (
-    FORMAT_VERSION,
-    FileEntry,
-    Index,
-    ManifestEntry,
-    OriginEntry,
-    ShardEntry,
-    SourceEntry,
-    TensorEntry,
-    file_digest,
-    placement_entry,
-    range_entries,
-)
-from shardc.layout import Replicate
-from shardc.planner import ComponentPlan, Move, OutFile, Plan
+from shardc.planner import ComponentPlan, Plan
+from shardc.remote import RemoteFile, size_of
 from shardc.workspace import (
     Workspace,
     allocated_bytes,
@@ -45,22 +28,7 @@ from shardc.workspace import (
     sweep,
     workspace,
 )
-
-DEFAULT_MEMORY_BYTES = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """How to build; none of it changes a byte of the result.
-
-    expected: for each component the digests that its whole tensors must have, in order.
-    """
-
-    workers: int | None = None
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
-    fsync: bool = True
-    progress: Callable[[int], None] | None = None
-    expected: Mapping[str, Sequence[str]] | None = None
+from shardc.writing import Resources, check_digests, fetch_component, make_index, write_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +62,16 @@ def build(
     force: replace a shard set there, and drop what an unfinished build left; resume: go on from
     that. Raises OutputError, CheckpointError; what stays for `resume` is said in the error.
     """
+    with plan.checkpoint.told():
+        return _build(plan, out, resources, force=force, resume=resume)
+
+
+def _build(
+    plan: Plan, out: Path, resources: Resources, *, force: bool, resume: bool
+) -> BuildReport:
     started = time.monotonic()
+    if plan.checkpoint.mirror is not None:
+        plan.checkpoint.mirror.fill()
     if not force and is_current(plan, out):
         sweep(out, lambda: _facts(plan, _snapshot(plan)))
         files, _ = count_files(out)
@@ -109,18 +86,23 @@ def build(
         force=force,
         resume=resume,
         fsync=resources.fsync,
-        at_rest=lambda: not snapshot.changes(),
+        at_rest=snapshot.at_rest,
     ) as work:
         check_space(out, _needed_bytes(plan, out), work.allocated_bytes())
         for part in plan.components:
             check_headers(part.component)
         for name, path in others.items():
             work.carry(path, name)
+        taken = 0
         for component, _ in plan.kept:
-            for file in component.files:
-                name = str(Path(component.name, file.name))
-                kept[component.name].add(work.keep(file.path, name))
-        taken = sum(_write_component(part, work, resources, snapshot) for part in plan.components)
+            if any(isinstance(file.path, RemoteFile) for file in component.files):
+                taken += fetch_component(component, work, resources)
+                kept[component.name].add("fetched")
+                continue
+            for name, where in weights([component]).items():
+                assert isinstance(where, Path)
+                kept[component.name].add(work.keep(where, name))
+        taken += sum(_write_component(part, work, resources, snapshot) for part in plan.components)
         snapshot.check()
         files, written = count_files(work.folder)
     ways = {name: " and ".join(sorted(used)) for name, used in kept.items()}
@@ -140,7 +122,7 @@ def _report(
         out=str(out),
         tp=plan.options.tp,
         files=files,
-        source_bytes=sum(c.component.size_bytes for c in plan.components),
+        source_bytes=source_bytes(plan),
         written_bytes=written_bytes,
         seconds=time.monotonic() - started,
         peak_rss_bytes=peak_rss_bytes(),
@@ -150,13 +132,19 @@ def _report(
     )
 
 
-def weights(components: Iterable[Component]) -> dict[str, Path]:
-    """The weight files of `components` by their names in the checkpoint."""
-    return {str(Path(c.name, file.name)): file.path for c in components for file in c.files}
-
-
 def _snapshot(plan: Plan) -> Snapshot:
-    return Snapshot({**weights(c.component for c in plan.components), **carried(plan)})
+    read = {**weights(part.component for part in plan.components), **taken_over(plan)}
+    return Snapshot(read, plan.checkpoint.mirror)
+
+
+def source_bytes(plan: Plan) -> int:
+    """The bytes of weights that a build reads, as its progress tells them."""
+    fetched = (
+        component.size_bytes
+        for component, _ in plan.kept
+        if any(isinstance(file.path, RemoteFile) for file in component.files)
+    )
+    return sum(part.component.size_bytes for part in plan.components) + sum(fetched)
 
 
 def _facts(plan: Plan, snapshot: Snapshot) -> dict[str, str | int | None]:
@@ -165,6 +153,7 @@ def _facts(plan: Plan, snapshot: Snapshot) -> dict[str, str | int | None]:
     facts: dict[str, str | int | None] = {
         "version": f"shardc {shardc.__version__}",
         "command": "build",
+        "source": None if plan.checkpoint.mirror is None else plan.checkpoint.mirror.remote.pinned,
         "tp": options.tp,
         "profile": options.profile,
         "dtype": options.dtype,
@@ -203,6 +192,13 @@ def peak_rss_bytes() -> int:
 
 def check_out(plan: Plan, out: Path, *, force: bool = False, resume: bool = False) -> bool:
     """What `build` would refuse, without writing: OutputError; whether `out` is up to date."""
+    with plan.checkpoint.told():
+        return _check_out(plan, out, force=force, resume=resume)
+
+
+def _check_out(plan: Plan, out: Path, *, force: bool, resume: bool) -> bool:
+    if plan.checkpoint.mirror is not None:
+        plan.checkpoint.mirror.fill()
     if not force and is_current(plan, out):
         return True
     check_apart(plan.checkpoint.path, out)
@@ -218,6 +214,8 @@ def check_headers(component: Component) -> None:
         for part in tensor.stored:
             planned[part.file].add(part.info)
     for number, file in enumerate(component.files):
+        if isinstance(file.path, RemoteFile):
+            continue  # each of its reads says which file it must be
         if set(read_header(file.path).tensors) != planned[number]:
             what = "has another header than when it was planned for"
             raise CheckpointError(Problem(str(file.path), what, "plan and build again"))
@@ -227,9 +225,9 @@ def _needed_bytes(plan: Plan, out: Path) -> int:
     """What the set takes: shards, and what is copied; weights on the same disk are linked."""
     disk = nearest_folder(out).stat().st_dev
     copied = (
-        status.st_size
-        for status in (path.stat() for path in carried(plan).values())
-        if status.st_dev != disk or status.st_size < COPY_BYTES
+        size_of(path)
+        for path in taken_over(plan).values()
+        if isinstance(path, RemoteFile) or path.stat().st_dev != disk or size_of(path) < COPY_BYTES
     )
     return sum(copied) + sum(f.size_bytes for c in plan.components for f in c.files)
 
@@ -249,103 +247,3 @@ def _write_component(
     index = make_index(plan, digests)
     write_file(work.folder / component.name / INDEX_NAME, index.dump(), fsync=resources.fsync)
     return taken
-
-
-def write_shards(
-    component: Component,
-    files: Sequence[OutFile],
-    moves: Iterable[Move],
-    work: Workspace,
-    resources: Resources,
-) -> tuple[list[Digests], int]:
-    """Write a component's weight files; each move's digests, and how many were taken over."""
-    folder = work.folder / component.name
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = 0
-
-    def record(done: Mapping[int, Digests]) -> None:
-        nonlocal fresh
-        fresh += len(done)
-        work.journal.add_tensors(component.name, done)
-
-    digests = execute(
-        component.files,
-        folder,
-        files,
-        moves,
-        workers=resources.workers or default_workers(),
-        memory_bytes=resources.memory_bytes,
-        fsync=resources.fsync,
-        progress=resources.progress,
-        held=work.journal.past.tensors.get(component.name),
-        record=record,
-    )
-    if resources.fsync:
-        work.journal.sync()
-    return [digests[number] for number in range(len(digests))], len(digests) - fresh
-
-
-def check_digests(
-    component: Component, digests: Sequence[Digests], expected: Sequence[str]
-) -> None:
-    """ShardSetError naming each tensor that is not what the set's index says was built."""
-    problems = [
-        Problem(str(component.path), f"tensor {tensor.name!r}: its shards are not what was built")
-        for tensor, found, wanted in zip(component.tensors, digests, expected, strict=True)
-        if found.whole != wanted
-    ]
-    if problems:
-        raise ShardSetError(problems)
-
-
-def make_index(plan: ComponentPlan, digests: Sequence[Digests]) -> Index:
-    """The index of a written component, from its plan and the digests of what was written."""
-    by_file: list[dict[str, str]] = [{} for _ in plan.files]
-    tensors = {}
-    for planned, digest in zip(plan.tensors, digests, strict=True):
-        shards = []
-        for rank, (target, own) in enumerate(zip(planned.targets, digest.targets, strict=True)):
-            by_file[target.file][target.info.name] = own
-            whole = isinstance(planned.placement, Replicate)
-            ranges = None if whole else range_entries(planned.pieces[rank])
-            shards.append(ShardEntry(file=plan.files[target.file].name, digest=own, ranges=ranges))
-        tensors[planned.tensor.name] = TensorEntry(
-            dtype=planned.dtype,
-            shape=planned.tensor.shape,
-            style=planned.style,
-            placement=placement_entry(planned.placement),
-            origin=planned.tensor.origin,
-            digest=digest.whole,
-            shards=tuple(shards),
-        )
-    files = {
-        file.name: FileEntry(
-            rank=file.rank,
-            size=file.size_bytes,
-            digest=file_digest(file.header, (held[info.name] for info in file.tensors)),
-        )
-        for file, held in zip(plan.files, by_file, strict=True)
-    }
-    component, manifest, options = plan.component, plan.manifest, plan.options
-    return Index(
-        version=FORMAT_VERSION,
-        tool=f"shardc {shardc.__version__}",
-        tp=options.tp,
-        profile=options.profile,
-        dtype=options.dtype,
-        max_part_bytes=options.max_part_bytes,
-        pad_heads=options.pad_heads,
-        plan=plan.digest,
-        manifest=ManifestEntry(name=manifest.name, digest=manifest.digest, text=manifest.text),
-        source=SourceEntry(
-            class_=str(component.class_name),
-            config=xxhash.xxh3_128_hexdigest((component.path / CONFIG).read_bytes()),
-            index=component.index,
-            files=tuple(
-                OriginEntry(name=o.name, size=o.size_bytes, header=o.header_digest)
-                for o in component.origins
-            ),
-        ),
-        files=files,
-        tensors=tensors,
-    )

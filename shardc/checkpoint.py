@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import xxhash
-
 from shardc.errors import CheckpointError, Problem, printable
-from shardc.folders import files_below, link_problem
-from shardc.header import Header, TensorInfo, read_header
+from shardc.folders import check_links, files_below
+from shardc.header import Header, TensorInfo, header_digest, read_header
 from shardc.layout import Piece
+from shardc.mirror import Mirror
 from shardc.reading import read_json
+from shardc.remote import AnyFile
 from shardc.weights import (
     ADAPTER_CONFIG,
     FOREIGN,
@@ -84,7 +85,7 @@ class SourceFile:
     """A weight file to read. `data_start` is where its tensors' offsets count from."""
 
     name: str
-    path: Path
+    path: AnyFile
     data_start: int
     size_bytes: int
 
@@ -100,7 +101,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One model of a checkpoint. `name` is its folder in the pipeline, "" for a bare one."""
+    """One model of a checkpoint. `name` is its folder in the pipeline, "" for a bare one.
+
+    repo: the Hub's repo and commit that it is of, where that is known.
+    """
 
     name: str
     path: Path
@@ -112,6 +116,7 @@ class Component:
     index: str | None
     extras: tuple[str, ...]
     left_out: tuple[str, ...]
+    repo: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -122,7 +127,8 @@ class Component:
 class Checkpoint:
     """A full checkpoint; `extras` are non-weight files to carry over, relative to `path`.
 
-    missing: components that model_index.json lists and that have no folder.
+    missing: components that model_index.json lists and that have no folder. mirror: what `path`
+    stands for, where the checkpoint is elsewhere.
     """
 
     path: Path
@@ -131,6 +137,16 @@ class Checkpoint:
     extras: tuple[str, ...]
     left_out: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    mirror: Mirror | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        """Its path or address, for people."""
+        return str(self.path) if self.mirror is None else self.mirror.remote.where
+
+    def told(self) -> AbstractContextManager[None]:
+        """Errors that are raised meanwhile name the checkpoint by its own address."""
+        return nullcontext() if self.mirror is None else self.mirror.told()
 
 
 def sharded_components(path: Path) -> list[str]:
@@ -167,16 +183,22 @@ def listed_components(path: Path) -> dict[str, list[str]]:
     return listed
 
 
-def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
+def _here(path: Path) -> AnyFile:
+    return path
+
+
+def open_checkpoint(
+    path: Path, *, variant: str | None = None, at: Callable[[Path], AnyFile] = _here
+) -> Checkpoint:
     """Read what `path` holds: a pipeline folder, a component folder or a .safetensors file.
 
-    Reads headers and JSON files only. Raises CheckpointError with every problem found.
+    at: what to read in the place of a weight file. Reads headers and JSON files only. Raises
+    CheckpointError with every problem found.
     """
     if path.is_file():
-        return _open_file(path)
+        return _open_file(path, at)
     if not path.is_dir():
-        hint = "for a Hub repo, `hf download` it first" if len(path.parts) == 2 else ""
-        raise CheckpointError(Problem(str(path), "no such file or folder", hint))
+        raise CheckpointError(Problem(str(path), "no such file or folder"))
     if sharded_components(path):
         raise CheckpointError(
             Problem(
@@ -186,8 +208,8 @@ def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
             )
         )
     if (path / MODEL_INDEX).is_file():
-        return _open_pipeline(path, variant)
-    component = open_component(path, "", variant)
+        return _open_pipeline(path, variant, at)
+    component = open_component(path, "", variant, at=at)
     if component is None:
         raise CheckpointError(
             Problem(str(path), f"holds neither {MODEL_INDEX} nor safetensors weights")
@@ -195,33 +217,36 @@ def open_checkpoint(path: Path, *, variant: str | None = None) -> Checkpoint:
     return Checkpoint(path, "component", (component,), (), ())
 
 
-def _open_file(path: Path) -> Checkpoint:
+def _open_file(path: Path, at: Callable[[Path], AnyFile]) -> Checkpoint:
     if path.suffix != ".safetensors":
         raise CheckpointError(
             Problem(str(path), "not a .safetensors file; shardc never unpickles", UNPICKLE)
         )
     if "\\" in path.name or path.name != printable(path.name):
         raise CheckpointError(Problem(str(path), "its name has a backslash or control characters"))
-    header = read_header(path)
+    header = read_header(at(path))
     if problems := foreign_problems(path, header):
         raise CheckpointError(problems)
-    _check_links([path.parent / CONFIG], path.parent)
+    check_links([path.parent / CONFIG], path.parent)
     config = _read_config(path.parent, required=True)
-    component = _component("", path.parent, config, {path.name: header}, None, (CONFIG,), ())
+    headers = {path.name: header}
+    component = _component("", path.parent, config, headers, None, (CONFIG,), (), at)
     return Checkpoint(path, "file", (component,), (), ())
 
 
-def _open_pipeline(path: Path, variant: str | None) -> Checkpoint:
+def _open_pipeline(path: Path, variant: str | None, at: Callable[[Path], AnyFile]) -> Checkpoint:
     listed = listed_components(path)
     names = [name for name in listed if os.path.isdir(path / name)]
     missing = [name for name in listed if name not in names]
-    _check_links([path / name for name in names], path)
+    check_links([path / name for name in names], path)
     problems: list[Problem] = []
     components = []
     plain_too = variant is not None and _any_variant(path, names, variant)
     for name in names:
         try:
-            component = open_component(path / name, name, variant, plain_too=plain_too, root=path)
+            component = open_component(
+                path / name, name, variant, plain_too=plain_too, root=path, at=at
+            )
         except CheckpointError as error:
             problems += error.problems
             continue
@@ -247,11 +272,13 @@ def open_component(
     *,
     plain_too: bool = False,
     root: Path | None = None,
+    at: Callable[[Path], AnyFile] = _here,
 ) -> Component | None:
     """A component folder's tensors, None where it has no weights; `name` is what to call it.
 
     plain_too: without the variant, its plain weights are taken, as diffusers does. root: the
-    pipeline's folder, which no link may leave (default: `path`).
+    pipeline's folder, which no link may leave (default: `path`). at: what to read in the place of
+    a weight file.
     """
     try:
         weights = find_weights(path, variant)
@@ -263,11 +290,11 @@ def open_component(
         return None
     extras, left_out = _other_files(path, root or path)
     config = _read_config(path, required=False)
-    headers = read_headers(path, weights)
+    headers = read_headers(path, weights, at)
     # Index files of any variant describe full checkpoints; they go with the weights.
     extras = tuple(extra for extra in extras if ".safetensors.index" not in extra)
     left_out = tuple(sorted(set(left_out) - set(weights.files)))
-    return _component(name, path, config, headers, weights.index, extras, left_out)
+    return _component(name, path, config, headers, weights.index, extras, left_out, at)
 
 
 def _component(
@@ -278,13 +305,15 @@ def _component(
     index: str | None,
     extras: tuple[str, ...],
     left_out: tuple[str, ...],
+    at: Callable[[Path], AnyFile],
 ) -> Component:
     files, origins, tensors = [], [], []
     names = model_names(path, headers)
     others = twins(headers, names)
     for number, (file_name, header) in enumerate(sorted(headers.items())):
-        files.append(SourceFile(file_name, path / file_name, header.data_start, header.file_bytes))
-        origins.append(Origin(file_name, header.file_bytes, _header_digest(header)))
+        where = at(path / file_name)
+        files.append(SourceFile(file_name, where, header.data_start, header.file_bytes))
+        origins.append(Origin(file_name, header.file_bytes, header_digest(header)))
         for info in header.tensors:
             stored = (Stored(number, info, None),)
             tensors += [
@@ -303,14 +332,6 @@ def _component(
         extras,
         left_out,
     )
-
-
-def _header_digest(header: Header) -> str:
-    """XXH3-128 over what the header says: names, dtypes, shapes and offsets, in data order."""
-    state = xxhash.xxh3_128()
-    for t in header.tensors:
-        state.update(f"{t.name}\0{t.dtype}\0{list(t.shape)}\0{t.start}\0{t.stop}\n".encode())
-    return state.hexdigest()
 
 
 def class_of(config: Mapping[str, Any]) -> str | None:
@@ -336,14 +357,6 @@ def _read_config(path: Path, *, required: bool) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(Problem(str(where), "is not a JSON object"))
     return config
-
-
-def _check_links(links: Iterable[Path], root: Path) -> None:
-    problems = [
-        problem for link in links if link.is_symlink() if (problem := link_problem(link, root))
-    ]
-    if problems:
-        raise CheckpointError(problems)
 
 
 def _other_files(

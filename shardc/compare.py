@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +19,7 @@ import xxhash
 from shardc.errors import Problem, VerifyError
 from shardc.header import DTYPE_BITS, TensorInfo
 from shardc.index import PlacementEntry, Zeros
+from shardc.remote import AnyFile, RemoteFile
 
 CHUNK_BYTES = 4 * 1024 * 1024
 PADDING = -1
@@ -106,7 +106,7 @@ def _padded_rows(placement: PlacementEntry, size: int, tp: int, rank: int) -> Ro
 class StoredRows:
     """A tensor in an open file, read by pieces of its (outer, dim, inner) view."""
 
-    path: Path
+    path: AnyFile
     at: int
     info: TensorInfo
     dim: int
@@ -131,7 +131,11 @@ class StoredRows:
         return read_bytes(self.path, self.at + self.info.start + offset, size)
 
 
-def read_bytes(path: Path, offset: int, size: int) -> npt.NDArray[np.uint8]:
+def read_bytes(path: AnyFile, offset: int, size: int) -> npt.NDArray[np.uint8]:
+    if isinstance(path, RemoteFile):
+        data = np.empty(size, np.uint8)
+        path.read(offset, data.data)
+        return data
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
         data = np.fromfile(file, np.uint8, size)

@@ -10,16 +10,13 @@ from pathlib import Path
 import shardc
 from shardc.builder import (
     BuildReport,
-    Resources,
     build,
-    check_digests,
     count_files,
     peak_rss_bytes,
     source_facts,
-    weights,
-    write_shards,
 )
 from shardc.checkpoint import Checkpoint, Component, Stored
+from shardc.current import weights
 from shardc.errors import ShardSetError
 from shardc.fileio import Snapshot
 from shardc.files import check_space, write_file
@@ -30,6 +27,7 @@ from shardc.planner import ComponentPlan, Move, Options, OutFile, Plan, plan_com
 from shardc.shardset import ShardSet, as_component, open_shard_set
 from shardc.verifier import copy_problems
 from shardc.workspace import Workspace, check_apart, workspace
+from shardc.writing import Resources, check_digests, write_shards
 
 
 def reshard(
@@ -96,7 +94,7 @@ def merge(
         force=force,
         resume=resume,
         fsync=resources.fsync,
-        at_rest=lambda: not snapshot.changes(),
+        at_rest=snapshot.at_rest,
     ) as work:
         check_space(out, source_bytes, work.allocated_bytes())
         for name, source in others.items():

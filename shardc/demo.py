@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from shardc import api
-from shardc.builder import Resources
 from shardc.check import check_plan
 from shardc.errors import VerifyError
 from shardc.layout import PackedShard
 from shardc.planner import Plan
 from shardc.synthetic import DTYPES, flux2_tensors, write_json, write_weights
+from shardc.writing import Resources
 
 TP = 2
 COMPONENT = "transformer"

@@ -76,3 +76,7 @@ class ShardSetError(ShardcError):
 
 class VerifyError(ShardcError):
     """The bytes of a shard set are not what its index or its source say."""
+
+
+class RemoteError(ShardcError):
+    """A server cannot be reached, refuses, or has other files than it had before."""

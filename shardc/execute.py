@@ -19,6 +19,7 @@ import xxhash
 from shardc.checkpoint import SourceFile
 from shardc.fileio import Bytes, Output, Source
 from shardc.planner import Move, OutFile
+from shardc.remote import RemoteFile
 from shardc.schedule import Batch, Geometry, Part, chunk_bytes, geometry, schedule
 
 log = logging.getLogger("shardc")
@@ -70,7 +71,8 @@ def execute(
     at most `memory_bytes`. Raises CheckpointError where a source cannot be read, OutputError
     where an output cannot be written.
     """
-    limit = chunk_bytes(memory_bytes, workers)
+    remote = any(isinstance(source.path, RemoteFile) for source in sources)
+    limit = chunk_bytes(memory_bytes, workers, remote=remote)
     numbered = dict(enumerate(moves))
     digests: dict[int, Digests] = {}
     with ExitStack() as stack:

@@ -19,7 +19,9 @@ import xxhash
 from shardc.checkpoint import SourceFile
 from shardc.errors import CheckpointError, OutputError, Problem
 from shardc.header import MAX_HEADER_BYTES
+from shardc.mirror import Mirror
 from shardc.planner import OutFile
+from shardc.remote import AnyFile, RemoteFile
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -52,18 +54,31 @@ def identify(path: Path) -> Identity:
 
 
 class Snapshot:
-    """What a build's source files were when it began: it fails where one is another at its end."""
+    """What a build's source files were when it began: it fails where one is another at its end.
 
-    def __init__(self, paths: Mapping[str, Path]) -> None:
-        self._paths = paths
-        self.identities = {name: identify(path) for name, path in paths.items()}
+    mirror: of a remote source, whose files are known by what the server says of them.
+    """
+
+    def __init__(self, paths: Mapping[str, AnyFile], mirror: Mirror | None = None) -> None:
+        self._paths = {name: path for name, path in paths.items() if isinstance(path, Path)}
+        self._mirror = mirror
+        if mirror is None:
+            self.identities = {n: str(identify(path)) for n, path in self._paths.items()}
+        else:
+            self.identities = {name: mirror.identity(name) for name in paths}
+
+    def at_rest(self) -> bool:
+        """Whether all that was read is of the same files; a remote read always says of which."""
+        return self._mirror is not None or not self.changes()
 
     def changes(self) -> list[Problem]:
         """A problem for each file that is another now."""
+        if self._mirror is not None:
+            return self._mirror.remote.changes(self.identities)
         problems = []
         for name, before in self.identities.items():
             try:
-                now: Identity | str = identify(self._paths[name])
+                now = str(identify(self._paths[name]))
             except CheckpointError as error:
                 now = error.problems[0].what
             if now != before:
@@ -87,8 +102,11 @@ class Source:
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
+        self._fd = -1
 
     def __enter__(self) -> Source:
+        if isinstance(self._file.path, RemoteFile):
+            return self
         try:
             self._fd = os.open(self._file.path, os.O_RDONLY)
         except OSError as error:
@@ -100,12 +118,16 @@ class Source:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def read(self, offset: int, into: Bytes, tensor: str) -> None:
         """Fill `into` from `offset` bytes into the data."""
         view = into.data
         at = self._file.data_start + offset
+        if isinstance(self._file.path, RemoteFile):
+            self._file.path.read(at, view)
+            return
         while view:
             try:
                 count = os.preadv(self._fd, [view], at)

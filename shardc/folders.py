@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
-from shardc.errors import Problem, printable
+from shardc.errors import CheckpointError, Problem, printable
 
 
 def files_below(
@@ -31,6 +31,15 @@ def files_below(
         elif entry.is_file():
             found.append(relative.as_posix())
     return found, problems
+
+
+def check_links(links: Iterable[Path], root: Path) -> None:
+    """CheckpointError where one of these is a link that leads out of `root`."""
+    problems = [
+        problem for link in links if link.is_symlink() if (problem := link_problem(link, root))
+    ]
+    if problems:
+        raise CheckpointError(problems)
 
 
 def link_problem(link: Path, root: Path) -> Problem | None:

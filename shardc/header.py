@@ -10,12 +10,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from shardc.errors import MAX_PROBLEMS, CheckpointError, Problem
 from shardc.reading import foreign, regular_file
 from shardc.reading import parse_json as parse_json
+from shardc.remote import AnyFile
 
 # Bits an element takes, for every dtype that safetensors 0.8 knows.
 DTYPE_BITS: Mapping[str, int] = {
@@ -81,7 +83,7 @@ def tensor_bytes(dtype: str, shape: Iterable[int]) -> int | None:
     return bits // 8 if bits % 8 == 0 else None
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: AnyFile) -> Header:
     """Read and check the header of a safetensors file.
 
     Raises CheckpointError naming the file, the tensor and both numbers of every problem found.
@@ -96,7 +98,7 @@ def read_header(path: Path) -> Header:
     return parse_header(raw, file_bytes=size, where=str(path))
 
 
-def _header_length(path: Path, first: bytes, size: int) -> int:
+def _header_length(path: AnyFile, first: bytes, size: int) -> int:
     where = str(path)
     if size == 0:
         raise CheckpointError(Problem(where, "the file is empty"))
@@ -250,3 +252,11 @@ def dump_header(
     raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     raw += b" " * (-(8 + len(raw)) % alignment)
     return len(raw).to_bytes(8, "little") + raw
+
+
+def header_digest(header: Header) -> str:
+    """XXH3-128 over what the header says: names, dtypes, shapes and offsets, in data order."""
+    state = xxhash.xxh3_128()
+    for t in header.tensors:
+        state.update(f"{t.name}\0{t.dtype}\0{list(t.shape)}\0{t.start}\0{t.stop}\n".encode())
+    return state.hexdigest()

@@ -31,6 +31,7 @@ from shardc.reading import parse_json, read_whole
 _TAIL = re.compile(rb',\n "digest": "([0-9a-f]{32})"\n}\n\Z')
 
 FORMAT_VERSION = "1.0"  # a reader refuses another major number
+REPO_VERSION = "1.1"  # of an index that has source.repo, which 1.0 did not know
 MAX_INDEX_BYTES = 500_000_000
 REPLICATED = "replicated"
 
@@ -110,6 +111,7 @@ class SourceEntry(_Strict):
     config: Digest
     index: SourceIndex | None
     files: tuple[OriginEntry, ...]
+    repo: Text | None = None  # since 1.1
 
 
 class ManifestEntry(_Strict):

@@ -8,6 +8,8 @@ from pathlib import Path
 from shardc.checkpoint import MODEL_INDEX, Checkpoint, listed_components
 from shardc.errors import CheckpointError, Problem
 from shardc.header import read_header
+from shardc.reading import regular_file
+from shardc.remote import AnyFile, size_of
 from shardc.shardset import ShardSet
 
 CHUNK_BYTES = 1024 * 1024
@@ -40,10 +42,10 @@ def carried_problems(
     for source, target in _carried(shard_set, checkpoint):
         if not target.is_file():
             yield Problem(str(target), f"is missing, the source has {source}")
-        elif source.stat().st_size != target.stat().st_size:
+        elif size_of(source) != target.stat().st_size:
             yield Problem(
                 str(target),
-                f"has {target.stat().st_size} bytes, the source's {source.stat().st_size}",
+                f"has {target.stat().st_size} bytes, the source's {size_of(source)}",
             )
         elif (at := _first_difference(source, target, count)) is not None:
             yield Problem(
@@ -51,7 +53,7 @@ def carried_problems(
             )
 
 
-def _carried(shard_set: ShardSet, checkpoint: Checkpoint) -> Iterator[tuple[Path, Path]]:
+def _carried(shard_set: ShardSet, checkpoint: Checkpoint) -> Iterator[tuple[AnyFile, Path]]:
     for extra in checkpoint.extras:
         yield checkpoint.path / extra, shard_set.path / extra
     alone = len(checkpoint.components) == 1 == len(shard_set.components)
@@ -59,14 +61,15 @@ def _carried(shard_set: ShardSet, checkpoint: Checkpoint) -> Iterator[tuple[Path
         name = next(iter(shard_set.components)) if alone else component.name
         names = list(component.extras)
         if name not in shard_set.components:
-            names += [file.name for file in component.files]
+            for file in component.files:
+                yield file.path, shard_set.folder(name) / file.name
             names += [component.index] if component.index else []
         for extra in names:
             yield component.path / extra, shard_set.folder(name) / extra
 
 
-def _first_difference(one: Path, other: Path, count: Callable[[int], None]) -> int | None:
-    with one.open("rb") as a, other.open("rb") as b:
+def _first_difference(one: AnyFile, other: Path, count: Callable[[int], None]) -> int | None:
+    with regular_file(one) as (a, _), other.open("rb") as b:
         at = 0
         while chunk := a.read(CHUNK_BYTES):
             if b.read(len(chunk)) != chunk:

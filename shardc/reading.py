@@ -15,17 +15,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardc.errors import CheckpointError, Problem
+from shardc.remote import AnyFile, RemoteFile
 
 MAX_JSON_BYTES = 100_000_000  # of config.json, model_index.json and an index of weights
 MAX_DEPTH = 64  # of nested JSON: far from where anything recursive would give up
 
 
 @contextmanager
-def regular_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+def regular_file(path: AnyFile) -> Iterator[tuple[BinaryIO, int]]:
     """An open file and its size; CheckpointError for what else a name may lead to.
 
     To open a pipe would wait for its writer, and a device may have no end.
     """
+
+    if isinstance(path, RemoteFile):
+        with path.stream() as file:
+            yield file, path.size_bytes
+        return
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))

@@ -24,7 +24,7 @@ PROFILES = ("compact", "native")
 def plan_report(plan: Plan) -> dict[str, Any]:
     """Everything that `shardc plan` tells; bytes throughout."""
     return {
-        "source": str(plan.checkpoint.path),
+        "source": plan.checkpoint.where,
         "kind": plan.checkpoint.kind,
         "tp": plan.options.tp,
         "profile": plan.options.profile,
@@ -131,7 +131,7 @@ def _grouped(degrees: dict[int, str | None]) -> list[dict[str, Any]]:
 def checkpoint_report(checkpoint: Checkpoint) -> dict[str, Any]:
     """What a full checkpoint is: its components, and which manifest would cut each."""
     return {
-        "path": str(checkpoint.path),
+        "path": checkpoint.where,
         "what": "checkpoint",
         "kind": checkpoint.kind,
         "components": [_full(component) for component in checkpoint.components],

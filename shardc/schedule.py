@@ -12,6 +12,7 @@ from shardc.planner import Move, part_spans
 
 MIN_CHUNK_BYTES = 64 * 1024
 MAX_CHUNK_BYTES = 1024 * 1024  # beyond this the CPU's cache no longer holds a worker's buffers
+MAX_RANGE_BYTES = 8 * 1024 * 1024  # of a remote source, where each read is a request
 BUFFERS_A_WORKER = 4  # read, stage, cast, gather
 
 
@@ -73,10 +74,11 @@ class Geometry:
                 yield row, row + 1, first, min(first + limit, self.row)
 
 
-def chunk_bytes(memory_bytes: int, workers: int) -> int:
+def chunk_bytes(memory_bytes: int, workers: int, *, remote: bool = False) -> int:
     """The chunk size with which `workers` stay under `memory_bytes` of buffers."""
+    largest = MAX_RANGE_BYTES if remote else MAX_CHUNK_BYTES
     share = memory_bytes // (workers * BUFFERS_A_WORKER)
-    return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, share // 4096 * 4096))
+    return max(MIN_CHUNK_BYTES, min(largest, share // 4096 * 4096))
 
 
 def geometry(move: Move) -> Geometry:

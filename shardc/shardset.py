@@ -172,6 +172,7 @@ def as_component(shard_set: ShardSet, name: str) -> Component:
         index.source.index,
         extras,
         (),
+        index.source.repo,
     )
 
 

@@ -6,7 +6,7 @@ Shares nothing with the planner.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shardc.checkpoint import CONFIG, Checkpoint, Component, open_checkpoint
+from shardc.checkpoint import CONFIG, Checkpoint, Component
 from shardc.compare import (
     CASTABLE,
     CHUNK_BYTES,
@@ -72,8 +72,7 @@ class VerifyReport:
 def verify(
     path: Path,
     *,
-    source: Path | None = None,
-    variant: str | None = None,
+    source: Checkpoint | None = None,
     rank: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
@@ -84,7 +83,20 @@ def verify(
     """
     started = time.monotonic()
     shard_set = open_shard_set(path)
-    checkpoint = None if source is None else open_checkpoint(source, variant=variant)
+    with source.told() if source is not None else nullcontext():
+        return _verify(path, shard_set, source, rank, progress, started)
+
+
+def _verify(
+    path: Path,
+    shard_set: ShardSet,
+    checkpoint: Checkpoint | None,
+    rank: int | None,
+    progress: Progress | None,
+    started: float,
+) -> VerifyReport:
+    if checkpoint is not None and checkpoint.mirror is not None:
+        checkpoint.mirror.fill()
     check = _Check(shard_set, rank, progress or (lambda _: None))
     if checkpoint is not None:
         check.identify(checkpoint)
@@ -99,9 +111,12 @@ def verify(
     check.problems += kept_problems(shard_set)
     if checkpoint is not None:
         check.problems += carried_problems(shard_set, checkpoint, check.count)
+    mirror = None if checkpoint is None else checkpoint.mirror
+    if mirror is not None:
+        check.problems = [mirror.renamed(problem) for problem in check.problems]
     return VerifyReport(
         path=str(path),
-        source=None if source is None else str(source),
+        source=None if checkpoint is None else checkpoint.where,
         tensors=sum(len(index.tensors) for index in shard_set.components.values()),
         files=check.file_count,
         checked_bytes=check.checked_bytes,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardc.errors import CheckpointError, Problem
 from shardc.header import Header, name_problem, read_header
 from shardc.reading import read_json
+from shardc.remote import AnyFile
 
 STEMS = ("diffusion_pytorch_model", "model")
 # Weights in formats that shardc does not read; the pickles among them it never will.
@@ -178,13 +179,18 @@ def _complete(
     return Weights(tuple(chosen), index, tuple(sorted(left_out)), variant)
 
 
-def read_headers(folder: Path, weights: Weights) -> dict[str, Header]:
-    """The headers of all chosen files, checked against the index; CheckpointError lists all."""
+def read_headers(
+    folder: Path, weights: Weights, at: Callable[[Path], AnyFile]
+) -> dict[str, Header]:
+    """The headers of all chosen files, checked against the index; CheckpointError lists all.
+
+    at: what to read in the place of a file of the folder.
+    """
     headers: dict[str, Header] = {}
     problems: list[Problem] = []
     for name in weights.files:
         try:
-            headers[name] = read_header(folder / name)
+            headers[name] = read_header(at(folder / name))
         except CheckpointError as error:
             problems += error.problems
     holder: dict[str, str] = {}

@@ -19,8 +19,8 @@ import xxhash
 
 import shardc
 from shardc import builder, files
-from shardc.builder import Resources
 from shardc.errors import OutputError
+from shardc.writing import Resources
 from tests import checkpoints as ck
 
 TENSORS = {

@@ -376,10 +376,6 @@ def bad_pipeline(**entries: object) -> Callable[[Path], Path]:
 
 NO_SOURCES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing": (lambda f: f / "gone", "gone: no such file or folder"),
-    "a repo's name": (
-        lambda _: Path("black-forest-labs/none"),
-        "no such file or folder (for a Hub repo, `hf download` it first)",
-    ),
     "empty folder": (raw_folder(), "holds neither model_index.json nor safetensors weights"),
     "pickles": (
         raw_folder(config__json=b"{}", pytorch_model__bin=b"x"),

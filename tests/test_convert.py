@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import shardc
-from shardc.builder import Resources
 from shardc.errors import OutputError, PlanError, ShardSetError
+from shardc.writing import Resources
 from tests import checkpoints as ck
 from tests.casts import cast, same
 

@@ -17,9 +17,9 @@ import torch
 
 import shardc
 from shardc import builder, fileio, schedule
-from shardc.builder import Resources
 from shardc.errors import CheckpointError, OutputError
 from shardc.schedule import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, chunk_bytes
+from shardc.writing import Resources
 from tests import checkpoints as ck
 from tests import oracle
 from tests.casts import CASTABLE, WANTED, cast, of_torch, same, to_torch
@@ -299,7 +299,7 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     code = (
         "import shardc\n"
         "from pathlib import Path\n"
-        "from shardc.builder import Resources\n"
+        "from shardc.writing import Resources\n"
         "resources = Resources(memory_bytes=8 * 2**20, workers=2)\n"
         f"report = shardc.build({str(folder)!r}, {str(tmp_path / 'out')!r}, 8,"
         f" manifest={str(manifest)!r}, resources=resources)\n"

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import shardc
 from shardc import schedule
-from shardc.builder import Resources
 from shardc.errors import PlanError, ShardSetError
+from shardc.writing import Resources
 from tests import checkpoints as ck
 from tests import oracle
 from tests.casts import CASTABLE, cast, same

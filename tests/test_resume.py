@@ -16,8 +16,8 @@ import pytest
 
 import shardc
 from shardc import current, fileio, workspace
-from shardc.builder import Resources
 from shardc.errors import CheckpointError, OutputError, ShardSetError
+from shardc.writing import Resources
 from tests import checkpoints as ck
 
 CHANCE = np.random.default_rng(11)

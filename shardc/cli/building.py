@@ -11,6 +11,7 @@ import click
 
 from shardc.cli.options import (
     PATH,
+    Source,
     debug_option,
     force_option,
     json_option,
@@ -32,6 +33,7 @@ from shardc.cli.output import (
     table,
 )
 from shardc.errors import PlanError, Problem, ShardcError
+from shardc.location import locate
 
 if TYPE_CHECKING:
     from shardc.builder import BuildReport
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def make_plan(
-    src: Path, *, target: str | None, debug: bool, **options: Any
+    src: str, *, target: str | None, debug: bool, **options: Any
 ) -> tuple[Plan, list[Problem]]:
     """The plan, and what its target and, with `debug`, its invariants have against it."""
     from shardc import api
@@ -61,7 +63,7 @@ def make_plan(
     return planned, problems
 
 
-def _legal_hint(src: Path, options: dict[str, Any]) -> list[Any]:
+def _legal_hint(src: str, options: dict[str, Any]) -> list[Any]:
     """Where only the degree is wrong, which degrees are right."""
     from shardc import api
     from shardc.report import plan_report
@@ -78,9 +80,12 @@ def _legal_hint(src: Path, options: dict[str, Any]) -> list[Any]:
     ]
 
 
-def default_out(src: Path, tp: int) -> Path:
+def default_out(src: str, tp: int) -> Path:
     """NAME-tpN here; a Hub cache snapshot is named by its repo."""
-    resolved = Path(os.path.abspath(src))  # `..` goes, a Hub cache's links stay
+    where = locate(src)
+    if not isinstance(where, Path):
+        return Path(f"{where.name.removesuffix('.safetensors')}-tp{tp}")
+    resolved = Path(os.path.abspath(where))  # `..` goes, a Hub cache's links stay
     name = resolved.stem if resolved.is_file() else resolved.name
     if resolved.parent.name == "snapshots" and resolved.parent.parent.name.startswith("models--"):
         name = resolved.parent.parent.name.split("--")[-1]
@@ -88,20 +93,22 @@ def default_out(src: Path, tp: int) -> Path:
 
 
 @click.command()
-@click.argument("src", type=PATH)
+@click.argument("src", type=Source())
 @planning_options
 @json_option
 @debug_option
 @reporting
-def plan(src: Path, as_json: bool, debug: bool, **options: Any) -> None:
+def plan(src: str, as_json: bool, debug: bool, **options: Any) -> None:
     """Show how SRC would be cut, from its headers alone: no weight is read.
 
-    SRC: a pipeline folder, a component folder, or a .safetensors file with its config.json.
+    SRC: a pipeline folder, a component folder, or a .safetensors file with its config.json; or
+    what holds one elsewhere: a Hub repo (org/name, hf://org/name@rev/folder) or s3://bucket/prefix.
 
     \b
     Example:
       shardc plan FLUX.2-klein-4B --tp 8
       shardc plan FLUX.2-klein-4B --tp 8 --target trn2 --json
+      shardc plan black-forest-labs/FLUX.2-klein-4B --tp 8
     """
     from shardc.report import plan_report
 
@@ -187,7 +194,7 @@ def show_plan(report: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("src", type=PATH)
+@click.argument("src", type=Source())
 @planning_options
 @click.option("-o", "--out", type=PATH, metavar="OUT", help="Folder to make.  [default: NAME-tpN]")
 @resource_options
@@ -199,11 +206,11 @@ def show_plan(report: dict[str, Any]) -> None:
 @debug_option
 @reporting
 def build(
-    src: Path,
+    src: str,
     out: Path | None,
     no_fsync: bool,
     workers: int | None,
-    memory: int,
+    memory: int | None,
     dry_run: bool,
     resume: bool,
     force: bool,
@@ -214,7 +221,8 @@ def build(
 ) -> None:
     """Cut the full checkpoint SRC into one shard a rank.
 
-    SRC: a pipeline folder, a component folder, or a .safetensors file with its config.json.
+    SRC: a pipeline folder, a component folder, or a .safetensors file with its config.json; or
+    what holds one elsewhere: a Hub repo (org/name, hf://org/name@rev/folder) or s3://bucket/prefix.
     Components without a manifest are kept whole. OUT appears when it is complete; where it is up
     to date already, nothing is done.
 
@@ -222,6 +230,7 @@ def build(
     Example:
       shardc build FLUX.2-klein-4B --tp 8
       shardc build FLUX.2-klein-4B --tp 8 --resume
+      shardc build black-forest-labs/FLUX.2-klein-4B --tp 8
       shardc build FLUX.2-klein-4B --tp 8 --dtype bf16 -o klein-tp8 --json
     """
     from shardc import builder
@@ -251,7 +260,7 @@ def build(
     if planned.options.pad_heads and not quiet:
         for part in plan_report(planned)["components"]:
             click.echo(f"{part['name'] or part['class']}: zeros add {padding(part)}", err=True)
-    total = sum(part.component.size_bytes for part in planned.components)
+    total = builder.source_bytes(planned)
     with progress("build", total, quiet=quiet or as_json) as advance:
         done = builder.build(
             planned, out, resources(no_fsync, workers, memory, advance), force=force, resume=resume

@@ -23,7 +23,8 @@ from shardc.cli.options import (
 from shardc.cli.output import progress, reporting, say_json
 
 if TYPE_CHECKING:
-    from shardc.builder import BuildReport, Resources
+    from shardc.builder import BuildReport
+    from shardc.writing import Resources
 
 output_options = stacked(
     out_option, resource_options, resume_option, force_option, json_option, quiet_option
@@ -37,7 +38,7 @@ def _convert(
     *,
     no_fsync: bool,
     workers: int | None,
-    memory: int,
+    memory: int | None,
     as_json: bool,
     quiet: bool,
 ) -> None:

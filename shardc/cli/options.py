@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from shardc.builder import Resources
+    from shardc.writing import Resources
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -51,6 +51,15 @@ class ManifestName(click.ParamType[str]):
         return [*names, CompletionItem(incomplete, type="file")]
 
 
+class Source(click.ParamType[str]):
+    """A path, or the address of something remote."""
+
+    name = "src"
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 def stacked(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Several click options as one decorator, shown in this order."""
 
@@ -69,6 +78,12 @@ debug_option = click.option(
 )
 variant_option = click.option(
     "--variant", metavar="NAME", help="Weights of a variant, such as fp16."
+)
+revision_option = click.option(
+    "--revision", metavar="REV", help="A Hub repo's branch, tag or commit.  [default: main]"
+)
+token_option = click.option(
+    "--token", metavar="T", help="For the Hub.  [default: HF_TOKEN, or that of `hf auth login`]"
 )
 force_option = click.option("--force", is_flag=True, help="Replace what exists.")
 resume_option = click.option(
@@ -93,6 +108,8 @@ planning_options = stacked(
         help="Shard only this component (repeatable); the others stay whole.",
     ),
     variant_option,
+    revision_option,
+    token_option,
     click.option(
         "--dtype",
         type=click.Choice(["bf16", "fp16", "fp32", "keep"]),
@@ -131,18 +148,17 @@ resource_options = stacked(
     click.option(
         "--memory",
         type=click.IntRange(min=1),
-        default=64,
-        show_default=True,
         metavar="MIB",
-        help="Bound on buffers.",
+        help="Bound on buffers.  [default: 64; of a remote source 96]",
     ),
 )
 
 
 def resources(
-    no_fsync: bool, workers: int | None, memory: int, progress: Callable[[int], None]
+    no_fsync: bool, workers: int | None, memory: int | None, progress: Callable[[int], None]
 ) -> Resources:
     """The resource options as what the builder takes."""
-    from shardc.builder import Resources
+    from shardc.writing import Resources
 
-    return Resources(workers, memory * 2**20, not no_fsync, progress)
+    memory_bytes = None if memory is None else memory * 2**20
+    return Resources(workers, memory_bytes, not no_fsync, progress)

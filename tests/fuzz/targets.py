@@ -21,7 +21,6 @@ from typing import Any
 import safetensors
 
 import shardc
-from shardc.builder import Resources
 from shardc.checkpoint import open_checkpoint
 from shardc.errors import ShardcError
 from shardc.header import read_header
@@ -29,6 +28,7 @@ from shardc.manifest import parse_manifest
 from shardc.planner import Options, plan_component
 from shardc.report import shard_set_report
 from shardc.shardset import open_shard_set
+from shardc.writing import Resources
 from tests import checkpoints as ck
 
 CPU_S = 20.0
