@@ -10,6 +10,8 @@ from types import TracebackType
 
 # The most of a mapping that is resident at once: a larger tensor is copied in such slices.
 SLICE_BYTES = 32 << 20
+# Of a piece of advice: of a larger, Linux reads no more than its read-ahead, or a disk request.
+ADVICE_BYTES = 128 << 10
 AHEAD_BYTES = 128 << 20  # of the page cache, not of the process: what is read before it is needed
 
 
@@ -27,7 +29,8 @@ class Span:
 
     def read_ahead(self, first: int, last: int) -> None:
         """Have the kernel fetch these bytes of the tensor into its page cache, without waiting."""
-        self._advise("MADV_WILLNEED", first, last)
+        for at in range(first, last, ADVICE_BYTES):
+            self._advise("MADV_WILLNEED", at, min(at + ADVICE_BYTES, last))
 
     def drop(self, first: int, last: int) -> None:
         """Give the pages of these bytes back; a neighbour's bytes on them are read again."""
