@@ -48,6 +48,13 @@ HOUSE = (
     "report",
     "schedule",
     "fileio",
+    "shipment",
+    "hub_branch",
+    "card",
+    "card_facts",
+    "push_hub",
+    "push_s3",
+    "push",
     "execute",
     "journal",
     "files",
@@ -65,7 +72,7 @@ HEAVY = ("torch", "diffusers", "transformers", "huggingface_hub", "accelerate", 
 # Each imports these inside its functions: who asks for nothing remote does not pay for them.
 MAY_IMPORT = {
     "derive": {"torch", "diffusers", "transformers", "accelerate"},
-    **{name: {"huggingface_hub"} for name in ("hub", "pull", "card", "push", "push_hub")},
+    **{name: {"huggingface_hub"} for name in ("hub", "hub_branch", "card", "push_hub", "pull", "cache")},
 }
 
 

@@ -10,6 +10,7 @@ from shardc.cli.checking import inspect, verify
 from shardc.cli.converting import merge, reshard
 from shardc.cli.demonstrating import demo
 from shardc.cli.manifests import manifest
+from shardc.cli.shipping import push
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -27,5 +28,5 @@ def main() -> None:
     """
 
 
-for command in (build, plan, inspect, verify, merge, reshard, manifest, demo):
+for command in (build, plan, inspect, verify, merge, reshard, push, manifest, demo):
     main.add_command(command)
