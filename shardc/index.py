@@ -50,7 +50,7 @@ SourceIndex = Annotated[
 
 class _Strict(BaseModel):
     # a later minor version may add keys; they are passed over
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class BlockEntry(_Strict):

@@ -39,7 +39,7 @@ MAX_PATTERNS = 2000  # of all rules and locals, their alternatives counted; a la
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, populate_by_name=True)
 
 
 class _Entry(_Strict):
