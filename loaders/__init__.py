@@ -9,18 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardc.loaders.ahead import prefetch
     from shardc.loaders.model import load_model
     from shardc.loaders.pipeline import load_pipeline
     from shardc.loaders.rank_weights import load_rank_weights
     from shardc.loaders.storage import load_state_dict
 
-__all__ = ["load_model", "load_pipeline", "load_rank_weights", "load_state_dict"]
+__all__ = ["load_model", "load_pipeline", "load_rank_weights", "load_state_dict", "prefetch"]
 
 _HOMES = {
     "load_model": "model",
     "load_pipeline": "pipeline",
     "load_rank_weights": "rank_weights",
     "load_state_dict": "storage",
+    "prefetch": "ahead",
 }
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -22,7 +22,7 @@ GB, MIB = 1e9, 2**20
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out")
 @click.option("--nproc", type=click.IntRange(1), required=True, help="Ranks: the set's tp.")
 @click.option("--component", metavar="NAME", help="Which, where several are sharded.")
 @click.option("--device", type=click.Choice(list(local.BACKENDS)), default="cpu", show_default=True)
@@ -36,17 +36,25 @@ GB, MIB = 1e9, 2**20
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600, show_default=True, metavar="SECONDS"
 )
+@click.option("--revision", metavar="REV", help="A Hub repo's branch, tag or commit.")
+@click.option("--token", metavar="T", help="For the Hub.  [default: HF_TOKEN, or the saved]")
+@click.option("--no-cache", is_flag=True, help="Stream from the address, and keep nothing here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def main(
-    out: Path,
+    out: str,
     nproc: int,
     component: str | None,
     device: str,
     reads: str,
     timeout: float,
+    revision: str | None,
+    token: str | None,
+    no_cache: bool,
     as_json: bool,
 ) -> None:
     """Load the shard set OUT on this machine, a process for each rank, and report each load.
+
+    OUT: a folder, or an address: org/name or hf://org/name of the Hub, or s3://bucket/prefix.
 
     \b
     Example:
@@ -54,7 +62,8 @@ def main(
       python -m shardc.loaders flux2-tp2 --nproc 2 --device cuda --json
     """
     try:
-        reports = _load(out, nproc, component, device, reads, timeout)
+        remote = {"revision": revision, "token": token, "cache": not no_cache}
+        reports = _load(out, nproc, component, device, reads, timeout, remote)
     except ShardcError as error:
         problems = [str(problem) for problem in error.problems]
         for problem in problems:
@@ -66,16 +75,22 @@ def main(
         click.echo("interrupted", err=True)
         sys.exit(130)
     if as_json:
-        document = {"ok": True, "path": str(out), "device": device, "ranks": reports}
+        document = {"ok": True, "path": out, "device": device, "ranks": reports}
         click.echo(json.dumps(document, indent=1))
         return
     _show(out, device, reports)
-    if device == "cpu" and reads != "direct":
+    if device == "cpu" and reads != "direct" and not no_cache:
         click.echo("On cpu the tensors are views of the files: their bytes are read when used.")
 
 
 def _load(
-    out: Path, nproc: int, component: str | None, device: str, reads: str, timeout: float
+    out: str,
+    nproc: int,
+    component: str | None,
+    device: str,
+    reads: str,
+    timeout: float,
+    remote: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
@@ -85,18 +100,21 @@ def _load(
     return local.run(
         check.loaded,
         nproc,
-        str(out),
+        out,
         component,
         device,
         time.monotonic(),
         reads,
+        remote,
         device=device,
         timeout_s=timeout,
     )
 
 
-def _show(out: Path, device: str, reports: list[dict[str, Any]]) -> None:
+def _show(out: str, device: str, reports: list[dict[str, Any]]) -> None:
     phases = [key for key, value in reports[0]["timings"].items() if isinstance(value, float)]
+    if not any(report["timings"]["pull"] for report in reports):
+        phases.remove("pull")  # of a set on this machine
     title = f"{out}: {reports[0]['component'] or 'model'} on {len(reports)} ranks, {device}"
     shown = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
     for column in ("rank", "start s", *(f"{phase} s" for phase in phases), "total s", "GB", "GB/s"):

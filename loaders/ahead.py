@@ -15,6 +15,7 @@ from shardc.loaders.pages import ADVICE_BYTES
 
 # A file of a shard set: this group is the number of the one rank that needs it.
 _RANKED = re.compile(r"rank-(\d{5})-of-\d{5}(-part-\d{5})?\.safetensors")
+_asked: set[Path] = set()
 
 
 def prefetch(path: str | Path, rank: int | None = None) -> threading.Thread | None:
@@ -42,11 +43,16 @@ def needed(folder: Path, rank: int) -> Iterator[Path]:
 
 def read_ahead(paths: Iterable[Path]) -> threading.Thread:
     """Have the kernel read these files into the page cache, from a thread of its own."""
-    thread = threading.Thread(
-        target=_advise, args=(list(paths),), name="shardc-prefetch", daemon=True
-    )
+    todo = [path.resolve() for path in paths]
+    _asked.update(todo)
+    thread = threading.Thread(target=_advise, args=(todo,), name="shardc-prefetch", daemon=True)
     thread.start()
     return thread
+
+
+def was_asked_for(path: Path) -> bool:
+    """Whether this process has asked for the file, which then need not all be there yet."""
+    return path.resolve() in _asked
 
 
 def _advise(paths: Iterable[Path]) -> None:

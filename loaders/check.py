@@ -7,6 +7,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,25 +21,35 @@ IMAGE_TOKENS, TEXT_TOKENS = (8, 8), 16
 
 
 def load(
-    path: str, component: str | None, device: str, begun: float, reads: Reads = "auto"
+    path: str,
+    component: str | None,
+    device: str,
+    begun: float,
+    reads: Reads = "auto",
+    remote: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], nn.Module]:
     """A rank's part of the model, and the report of it: `model.shardc`, start-up and memory.
 
     begun: time.monotonic() when the rank's process was asked for. Imports count as start-up, not
-    as part of the load.
+    as part of the load; of an address the model's own class does, which is not known before.
+    remote: what else load_model takes of an address.
     """
     from shardc.loaders import load_model
     from shardc.loaders.storage import choose_component
+    from shardc.location import locate
     from shardc.manifest import parse_manifest
     from shardc.shardset import open_shard_set
 
-    shard_set = open_shard_set(Path(path))
-    index = shard_set.components[choose_component(shard_set, component)]
-    library = parse_manifest(index.manifest.text, index.manifest.name).library
+    remote = remote or {}
     importlib.import_module("accelerate")
-    getattr(importlib.import_module(library), index.source.class_, None)
+    where = locate(path, revision=remote.get("revision"))
+    if isinstance(where, Path):
+        shard_set = open_shard_set(where)
+        index = shard_set.components[choose_component(shard_set, component)]
+        library = parse_manifest(index.manifest.text, index.manifest.name).library
+        getattr(importlib.import_module(library), index.source.class_, None)
     start, before_bytes = time.monotonic() - begun, _host_bytes("VmRSS")
-    model = load_model(path, component=component, device=device, reads=reads)
+    model = load_model(path, component=component, device=device, reads=reads, **remote)
     loaded: Any = model.shardc
     report: dict[str, Any] = loaded.to_json()
     del report["path"]
@@ -49,10 +60,15 @@ def load(
 
 
 def loaded(
-    path: str, component: str | None, device: str, begun: float, reads: Reads
+    path: str,
+    component: str | None,
+    device: str,
+    begun: float,
+    reads: Reads,
+    remote: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The report of a load, on a rank that keeps nothing of it."""
-    return load(path, component, device, begun, reads)[0]
+    return load(path, component, device, begun, reads, remote)[0]
 
 
 def sharded(path: str, component: str, begun: float) -> tuple[dict[str, Any], np.ndarray]:

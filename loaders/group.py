@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
 from shardc.errors import Problem, ShardcError, ShardSetError
+from shardc.remote import Stopped, in_background
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -17,9 +20,11 @@ if TYPE_CHECKING:
 # A rank that dies is seen at once, its connections break; this is for one that hangs. Ranks of one
 # host may read a cold volume at very different speeds, so it is generous.
 CONTROL_TIMEOUT = timedelta(minutes=10)
+WORD_S = 1.0  # between the ranks' words while they work
 
-
+T = TypeVar("T")
 Facts = Sequence[tuple[str, str]]
+Tick = Callable[[int], None]
 
 
 class Ranks:
@@ -61,14 +66,43 @@ class Ranks:
         facts: what must be the same everywhere, each with its name (the plan's digest, say). Every
         rank must call this.
         """
+        self._meet(error, facts, done=True)
+
+    def attend(self, work: Callable[[Tick], T], facts: Facts) -> T:
+        """Do on every rank what takes each its own time, and fail on all as soon as one does.
+
+        work: is given what it has to call now and then, which raises where it is to stop. facts:
+        as for `agree`. Every rank must call this.
+        """
+        if self._control is None:
+            return work(lambda _: None)
+        stop = threading.Event()
+
+        def tick(_: int) -> None:
+            if stop.is_set():
+                raise Stopped
+
+        outcome = in_background(lambda: work(tick))
+        try:
+            while True:
+                wait([outcome], WORD_S)
+                done = outcome.done()
+                error = outcome.exception() if done else None
+                if self._meet(error, facts, done=done):
+                    return outcome.result()
+        finally:
+            stop.set()
+
+    def _meet(self, error: BaseException | None, facts: Facts, *, done: bool) -> bool:
+        """Hear of all ranks, and raise where one has failed; whether all are done."""
         if self._control is None:
             if error is not None:
                 raise error
-            return
+            return done
         told: list[Any] = [None] * self.size
         mine = None if error is None else str(error)
         try:
-            dist.all_gather_object(told, (mine, facts), group=self._control)
+            dist.all_gather_object(told, (mine, facts, done), group=self._control)
         except RuntimeError as lost:
             raise ShardSetError(
                 error.problems
@@ -77,12 +111,13 @@ class Ranks:
             ) from lost
         if error is not None:
             raise error
-        failed = [(rank, reason) for rank, (reason, _) in enumerate(told) if reason is not None]
+        failed = [(rank, reason) for rank, (reason, *_) in enumerate(told) if reason is not None]
         if failed:
             raise ShardSetError(Problem(f"rank {rank}", reason) for rank, reason in failed)
-        for rank, (_, other) in enumerate(told):
+        for rank, (_, other, _) in enumerate(told):
             if other != facts:
                 raise ShardSetError(_differs(self.rank, facts, rank, other))
+        return all(ready for *_, ready in told)
 
 
 def _differs(own: int, mine: Facts, rank: int, theirs: Facts) -> Problem:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+import xxhash
 
 from shardc.errors import Problem, ShardSetError
 from shardc.header import DTYPE_BITS, Header, TensorInfo
 from shardc.loaders.pages import Span
 from shardc.loaders.reads import FileReader, read_into
+from shardc.remote import AnyFile, RemoteFile
 
 log = logging.getLogger("shardc.loaders")
 
@@ -62,18 +64,20 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 class MappedFile:
     """A safetensors file, mapped privately: nothing that is written to a view reaches the file.
 
-    memory: None where no tensor has a byte, and where the file cannot be mapped (no mmap on its
-    mount, too little address space): its tensors are read then. shared: other ranks read it too.
+    memory: None where no tensor has a byte, and where the file cannot be mapped (it is elsewhere,
+    no mmap on its mount, too little address space): its tensors are read then. shared: other ranks
+    read it too. digests: of tensors that are to be checked as they are read.
     """
 
-    path: Path
+    path: AnyFile
     header: Header
     memory: mmap.mmap | None = field(default=None, repr=False)
     shared: bool = True
+    digests: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, path: Path, header: Header, *, shared: bool = True) -> MappedFile:
-        if header.file_bytes == header.data_start:
+    def open(cls, path: AnyFile, header: Header, *, shared: bool = True) -> MappedFile:
+        if header.file_bytes == header.data_start or isinstance(path, RemoteFile):
             return cls(path, header, shared=shared)
         with _opened(path) as file:
             if os.fstat(file.fileno()).st_size != header.file_bytes:
@@ -125,7 +129,16 @@ class MappedFile:
             fix = "the file cannot be mapped: raise the limit on address space (ulimit -v)"
             raise ShardSetError(Problem(str(self.path), what, fix)) from error
         read_into(self.path, start, raw.numpy().data)
+        if info.name in self.digests:
+            self.check(info, xxhash.xxh3_128_hexdigest(raw.numpy().data))
         return raw
+
+    def check(self, info: TensorInfo, digest: str) -> None:
+        """ShardSetError where the tensor's bytes are not those that the index states."""
+        stated = self.digests[info.name]
+        if digest != stated:
+            what = f"tensor {info.name!r}: digest {digest}, the index says {stated}"
+            raise ShardSetError(Problem(str(self.path), what, "the file is damaged"))
 
     def span(self, info: TensorInfo) -> Span | None:
         """The mapped bytes that hold the tensor; None where it has none."""
@@ -141,7 +154,7 @@ Member = tuple[str, TensorInfo]
 
 def by_file(held: Held) -> Iterator[tuple[MappedFile, list[Member]]]:
     """Each file with what is held of it, by the name that it goes by."""
-    files: dict[Path, tuple[MappedFile, list[Member]]] = {}
+    files: dict[AnyFile, tuple[MappedFile, list[Member]]] = {}
     for name, (file, info) in held.items():
         files.setdefault(file.path, (file, []))[1].append((name, info))
     yield from files.values()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,13 +20,14 @@ from shardc.loaders import devices
 from shardc.loaders.assemble import build, finish, place, read_config, renamed, tie, tie_heads
 from shardc.loaders.group import Ranks
 from shardc.loaders.mapped import Held
+from shardc.loaders.opening import Opening
 from shardc.loaders.parallel import parallelize
 from shardc.loaders.reads import Reads
 from shardc.loaders.refusals import GUARDED, forbid
 from shardc.loaders.storage import check_rank, choose_component, open_rank
 from shardc.manifest import Manifest, parse_manifest
 from shardc.placing import Dims
-from shardc.shardset import ShardSet, open_shard_set
+from shardc.shardset import ShardSet
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,8 +39,9 @@ Runtime = Literal["plain", "dtensor"]
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds of each phase of a load, and bytes."""
+    """Seconds of each phase of a load, and bytes. pull: of a set that is elsewhere."""
 
+    pull: float = 0.0
     open: float = 0.0
     build: float = 0.0
     place: float = 0.0
@@ -47,7 +50,7 @@ class Timings:
 
     @property
     def total(self) -> float:
-        return self.open + self.build + self.place + self.wire
+        return self.pull + self.open + self.build + self.place + self.wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Loaded:
 class Opened:
     """A sharded component, opened and checked: nothing of it is read yet."""
 
+    opening: Opening
     name: str
     folder: Path
     index: Index
@@ -85,9 +89,14 @@ def load_model(
     component: str | None = None,
     runtime: Runtime = "plain",
     reads: Reads = "auto",
+    revision: str | None = None,
+    token: str | None = None,
+    cache: bool = True,
 ) -> nn.Module:
     """This rank's part of a sharded model, tensor-parallel and in eval mode.
 
+    path, revision, token, cache: as in load_state_dict; of an address that holds several degrees
+    the one of as many ranks is taken.
     mesh: a 1-d DeviceMesh, or one axis of a larger one; default: all ranks of the default group,
     this process alone where there is none. device: default the mesh's, else cpu; on cpu the
     parameters are views of the mapped files. runtime: "plain" local tensors, or "dtensor", which
@@ -97,19 +106,25 @@ def load_model(
     """
     ranks = Ranks(mesh)
     timings = Timings()
-    with together(ranks) as facts, timed(timings, "open"):
-        where = devices.resolve(device, mesh)
-        shard_set = open_shard_set(Path(path))
-        name = choose_component(shard_set, component)
-        check_rank(shard_set.components[name], ranks.rank, ranks.size, shard_set.folder(name))
-        opened = open_part(shard_set, name, ranks, runtime)
-        facts += [("shard set", opened.index.plan), ("runtime", runtime)]
-    return load_part(opened, path, ranks, mesh, where, runtime, timings, reads)
+    part = partial(choose_component, component=component)
+    with Opening(path, revision=revision, token=token, cache=cache, part=part) as opening:
+        opening.fetch_together(ranks, lambda: devices.resolve(device, mesh))
+        timings.pull = opening.seconds
+        with together(ranks) as facts, opening.told(), timed(timings, "open"):
+            where = devices.resolve(device, mesh)
+            shard_set = opening.open()
+            name = choose_component(shard_set, component)
+            check_rank(shard_set.components[name], ranks.rank, ranks.size, shard_set.folder(name))
+            opened = open_part(shard_set, name, ranks, runtime, opening)
+            facts += [("shard set", opened.index.plan), ("runtime", runtime)]
+        return load_part(opened, path, ranks, mesh, where, runtime, timings, reads)
 
 
-def open_part(shard_set: ShardSet, name: str, ranks: Ranks, runtime: Runtime) -> Opened:
+def open_part(
+    shard_set: ShardSet, name: str, ranks: Ranks, runtime: Runtime, opening: Opening
+) -> Opened:
     index, folder = shard_set.components[name], shard_set.folder(name)
-    held = open_rank(folder, index, ranks.rank)
+    held = open_rank(folder, index, ranks.rank, opening.at)
     config = read_config(folder, index)
     manifest = parse_manifest(index.manifest.text, index.manifest.name)
     if runtime == "dtensor":
@@ -118,7 +133,7 @@ def open_part(shard_set: ShardSet, name: str, ranks: Ranks, runtime: Runtime) ->
         dtensor.check(index, manifest.library, folder)
     elif runtime != "plain":
         raise ShardSetError(Problem(f"runtime {runtime!r}", "is none of 'plain', 'dtensor'"))
-    return Opened(name, folder, index, manifest, config, held)
+    return Opened(opening, name, folder, index, manifest, config, held)
 
 
 def load_part(
@@ -132,7 +147,7 @@ def load_part(
     reads: Reads = "auto",
 ) -> nn.Module:
     index, folder, held, library = opened.index, opened.folder, opened.held, opened.manifest.library
-    with together(ranks):
+    with together(ranks), opened.opening.told():
         with timed(timings, "build"):
             model = build(library, index.source.class_, folder, opened.config, held)
             index, held = renamed(model, library, index, held, folder)
@@ -160,12 +175,14 @@ def load_part(
     object.__setattr__(model, "shardc", loaded)
     forbid(model, GUARDED if runtime == "dtensor" else ())
     log.info(
-        "rank %d of %d: %d bytes of %s in %.2f s (open %.2f, build %.2f, place %.2f, wire %.2f)",
+        "rank %d of %d: %d bytes of %s in %.2f s (pull %.2f, open %.2f, build %.2f, place %.2f, "
+        "wire %.2f)",
         ranks.rank,
         ranks.size,
         timings.placed_bytes,
         opened.name or path,
         timings.total,
+        timings.pull,
         timings.open,
         timings.build,
         timings.place,

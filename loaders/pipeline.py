@@ -18,10 +18,11 @@ from shardc.loaders.assemble import LIBRARIES, build, finish, library_of, place,
 from shardc.loaders.group import Ranks
 from shardc.loaders.mapped import MappedFile
 from shardc.loaders.model import Opened, Runtime, Timings, load_part, open_part, timed, together
+from shardc.loaders.opening import Opening
 from shardc.loaders.reads import Reads
 from shardc.loaders.refusals import GUARDED, forbid
 from shardc.loaders.storage import check_rank
-from shardc.shardset import ShardSet, open_shard_set
+from shardc.shardset import ShardSet
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,47 +37,70 @@ def load_pipeline(
     device: str | torch.device | None = None,
     runtime: Runtime = "plain",
     reads: Reads = "auto",
+    revision: str | None = None,
+    token: str | None = None,
+    cache: bool = True,
 ) -> Any:
     """The diffusers pipeline of a shard set: sharded components sharded, whole ones mapped.
 
-    Scheduler, tokenizers and processors load as diffusers does. runtime: that of the components
-    that diffusers itself can shard; the others are always plain. reads: as
-    in load_state_dict. Every rank must call it. Raises
-    ShardSetError on every rank where any rank cannot go on, before anything is read where the
-    shards are at fault.
+    path, revision, token, cache: as in load_model. Scheduler, tokenizers and processors load as
+    diffusers does. runtime: that of the components that diffusers itself can shard; the others are
+    always plain. reads: as in load_state_dict. Every rank must call it. Raises ShardSetError on
+    every rank where any rank cannot go on, before anything is read where the shards are at fault.
     """
-    path = Path(path)
     ranks = Ranks(mesh)
+    with Opening(path, revision=revision, token=token, cache=cache) as opening:
+        opening.fetch_together(ranks, lambda: devices.resolve(device, mesh))
+        return _load(opening, path, ranks, mesh, device, runtime, reads)
+
+
+def _load(
+    opening: Opening,
+    path: str | Path,
+    ranks: Ranks,
+    mesh: DeviceMesh | None,
+    device: str | torch.device | None,
+    runtime: Runtime,
+    reads: Reads,
+) -> Any:
     opened: list[tuple[Opened, Runtime, Timings]] = []
     components: dict[str, nn.Module] = {}
-    with together(ranks) as facts:
+    with together(ranks) as facts, opening.told():
         where = devices.resolve(device, mesh)
-        shard_set = open_shard_set(path)
-        if not (path / MODEL_INDEX).is_file():
+        shard_set = opening.open()
+        root = shard_set.path
+        if not (root / MODEL_INDEX).is_file():
             what = f"has no {MODEL_INDEX}: one component, not a pipeline"
-            raise ShardSetError(Problem(str(path), what, "load_model"))
-        listed = listed_components(path)
+            raise ShardSetError(Problem(str(root), what, "load_model"))
+        listed = listed_components(root)
         _check_ranks(shard_set, ranks)
         for name in listed:
             if name in shard_set.components:
-                timings = Timings()
+                timings = Timings(pull=0 if opened else opening.seconds)
                 own = _runtime_of(shard_set.components[name], runtime)
                 with timed(timings, "open"):
-                    opened.append((open_part(shard_set, name, ranks, own), own, timings))
-                facts += [("shard set", opened[-1][0].index.plan), ("runtime", own)]
-    with together(ranks):
+                    part = open_part(shard_set, name, ranks, own, opening)
+                opened.append((part, own, timings))
+                facts += [("shard set", part.index.plan), ("runtime", own)]
+        opening.fill()
+    with together(ranks), opening.told():
         for name, (library, class_name) in listed.items():
+            if name in shard_set.components:
+                continue
+            whole = None
             # what is of neither library (a pipeline's own module), diffusers loads
-            if name not in shard_set.components and library in LIBRARIES:
-                whole = open_component(path / name, name, None)
-                if whole is not None:
-                    components[name] = _load_whole(whole, library, class_name, where, reads)
+            if library in LIBRARIES:
+                whole = open_component(root / name, name, None, at=opening.at)
+            if whole is not None:
+                components[name] = _load_whole(whole, library, class_name, where, reads, opening)
+            else:
+                opening.whole(root / name)
     for part, own, timings in opened:
         components[part.name] = load_part(part, path, ranks, mesh, where, own, timings, reads)
-    with together(ranks):
+    with together(ranks), opening.told():
         from shardc.loaders import diffusers
 
-        pipeline = diffusers.pipeline(path, components)
+        pipeline = diffusers.pipeline(root, components)
     forbid(pipeline, GUARDED if any(own == "dtensor" for _, own, _ in opened) else ())
     return pipeline
 
@@ -102,7 +126,12 @@ def _runtime_of(index: Index, runtime: Runtime) -> Runtime:
 
 
 def _load_whole(
-    component: Component, library: str, class_name: str, device: torch.device, reads: Reads
+    component: Component,
+    library: str,
+    class_name: str,
+    device: torch.device,
+    reads: Reads,
+    opening: Opening,
 ) -> nn.Module:
     """An unsharded component, its parameters mapped: the ranks of a host share the pages."""
     files = [MappedFile.open(f.path, read_header(f.path)) for f in component.files]
@@ -114,6 +143,7 @@ def _load_whole(
     shapes = {tensor.name: tensor.shape for tensor in component.tensors}
     names = library_of(library).names(model, held)
     if names is None:
+        opening.whole(component.path)
         model = library_of(library).load(class_name, component.path).to(device)
         log.info("%s: %s converts its tensors: not mapped, but copied", component.path, library)
     else:

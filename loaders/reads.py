@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,15 +21,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from shardc.errors import Problem, ShardSetError
+from shardc.loaders.ahead import was_asked_for
+from shardc.remote import AnyFile, RemoteFile
 
 Reads = Literal["auto", "mapped", "direct"]
-Way = Literal["mapped", "buffered", "direct"]
+Way = Literal["mapped", "cached", "buffered", "direct"]
 
 STAGE_BYTES = 4 << 20  # of a buffer; with two readers this fills a disk's queue
 READERS = 2  # buffers are one more: while one is taken away the others fill
+REMOTE_STAGE_BYTES = 8 << 20  # of a range that is asked for of a server
+REMOTE_READERS = 8  # each such request waits for its first byte
 ALIGNMENT = 4096  # of offsets, lengths and buffers, for O_DIRECT
 CACHED_SHARE = 0.5  # of a file's pages: from here on the page cache is the faster way
 O_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -63,7 +69,10 @@ def resident_share(memory: mmap.mmap) -> float | None:
         failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), table)
     except (OSError, AttributeError, TypeError):
         return None
-    return None if failed else sum(value & 1 for value in bytes(table)) / pages
+    if failed:
+        return None
+    there = np.frombuffer(bytes(table), np.uint8) & 1  # the other bits have no meaning
+    return int(there.sum()) / pages
 
 
 def is_remote(path: Path) -> bool:
@@ -84,8 +93,8 @@ def is_remote(path: Path) -> bool:
     return False
 
 
-def choose(reads: Reads, memory: mmap.mmap | None, path: Path, *, shared: bool) -> Way:
-    """How to copy a file's tensors to a device.
+def choose(reads: Reads, memory: mmap.mmap | None, path: AnyFile, *, shared: bool) -> Way:
+    """How to copy a file's tensors to a device; "cached" is by a mapping with all pages there.
 
     memory: the file's mapping, None where it has none. shared: other ranks read it too, so it goes
     through the page cache, which then reads the disk once for all of them.
@@ -93,43 +102,53 @@ def choose(reads: Reads, memory: mmap.mmap | None, path: Path, *, shared: bool) 
     past_the_cache: Way = "buffered" if shared else "direct"
     if reads == "direct":
         return past_the_cache
-    if memory is None:
+    if memory is None or isinstance(path, RemoteFile):
         return "buffered"
     if reads == "mapped":
         return "mapped"
     share = resident_share(memory)
-    if share is not None and share < CACHED_SHARE:
+    asked = was_asked_for(path)
+    if share is not None and share < CACHED_SHARE and not asked:
         return past_the_cache
-    return "buffered" if is_remote(path) else "mapped"
+    if is_remote(path) or (asked and share != 1):  # what was asked for is on its way to the cache
+        return "buffered"
+    return "cached" if share == 1 else "mapped"
 
 
 class FileReader:
     """A file read in large aligned pieces through a few buffers, ahead of their use.
 
-    direct: past the page cache, where the filesystem can. Holds READERS + 1 buffers and READERS
-    threads, however large the file is.
+    direct: past the page cache, where the filesystem can. A file that is elsewhere is read by
+    ranges. Holds one buffer more than it has readers, however large the file is.
     """
 
-    def __init__(self, path: Path, *, direct: bool) -> None:
+    def __init__(self, path: AnyFile, *, direct: bool = False) -> None:
         self._path = path
         self._direct = direct and bool(O_DIRECT)
         self._open = ExitStack()
-        self._buffers = [mmap.mmap(-1, STAGE_BYTES + 2 * ALIGNMENT) for _ in range(READERS + 1)]
+        self._stop = threading.Event()
+        elsewhere = isinstance(path, RemoteFile)
+        self._readers = REMOTE_READERS if elsewhere else READERS
+        self._stage_bytes = REMOTE_STAGE_BYTES if elsewhere else STAGE_BYTES
+        size = self._stage_bytes + 2 * ALIGNMENT
+        self._buffers = [mmap.mmap(-1, size) for _ in range(self._readers + 1)]
 
     def __enter__(self) -> FileReader:
-        self._fd = _open(self._path, direct=self._direct)
-        self._open.callback(os.close, self._fd)
-        self._pool = self._open.enter_context(ThreadPoolExecutor(READERS, "shardc-read"))
+        if isinstance(self._path, Path):
+            self._fd = _open(self._path, direct=self._direct)
+            self._open.callback(os.close, self._fd)
+        self._pool = self._open.enter_context(ThreadPoolExecutor(self._readers, "shardc-read"))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop.set()  # what was asked for and is not taken
         self._open.close()
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(offset from `start`, bytes) of [start, stop) in order; each valid until the next."""
-        edges = enumerate(range(start, stop, STAGE_BYTES))
+        edges = enumerate(range(start, stop, self._stage_bytes))
         asked: deque[tuple[int, Future[torch.Tensor]]] = deque()
-        for number, first in islice(edges, READERS):
+        for number, first in islice(edges, self._readers):
             asked.append((first, self._ask(number, first, stop)))
         while asked:
             first, waiting = asked.popleft()
@@ -139,7 +158,7 @@ class FileReader:
             yield first - start, ready
 
     def _ask(self, number: int, first: int, stop: int) -> Future[torch.Tensor]:
-        last = min(first + STAGE_BYTES, stop)
+        last = min(first + self._stage_bytes, stop)
         return self._pool.submit(
             self._read, self._buffers[number % len(self._buffers)], first, last
         )
@@ -147,13 +166,21 @@ class FileReader:
     def _read(self, buffer: mmap.mmap, first: int, last: int) -> torch.Tensor:
         low = first // ALIGNMENT * ALIGNMENT
         high = -(-last // ALIGNMENT) * ALIGNMENT
-        with memoryview(buffer) as whole, whole[: high - low] as piece:
-            _fill(self._fd, self._path, piece, low, last, direct=self._direct)
+        with memoryview(buffer) as whole:
+            if isinstance(self._path, RemoteFile):
+                with whole[first - low : last - low] as wanted:
+                    self._path.read(first, wanted, self._stop)
+            else:
+                with whole[: high - low] as piece:
+                    _fill(self._fd, self._path, piece, low, last, direct=self._direct)
         return torch.frombuffer(buffer, dtype=torch.uint8, count=last - first, offset=first - low)
 
 
-def read_into(path: Path, start: int, into: memoryview) -> None:
+def read_into(path: AnyFile, start: int, into: memoryview) -> None:
     """Fill `into` from byte `start` of a file on; ShardSetError where it cannot be."""
+    if isinstance(path, RemoteFile):
+        path.read(start, into)
+        return
     fd = _open(path, direct=False)
     try:
         _fill(fd, path, into, start, start + len(into), direct=False)

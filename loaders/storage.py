@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import xxhash
 
@@ -15,9 +17,13 @@ from shardc.index import Index, local_shape
 from shardc.loaders import devices
 from shardc.loaders.devices import DeviceError
 from shardc.loaders.mapped import Held, MappedFile, Member, by_file, parts
+from shardc.loaders.opening import Opening
 from shardc.loaders.pages import ReadAhead, Span
 from shardc.loaders.reads import FileReader, Reads, choose
-from shardc.shardset import ShardSet, header_problems, open_shard_set, read_shard_headers
+from shardc.remote import AnyFile, RemoteFile, here
+from shardc.shardset import ShardSet, header_problems, read_shard_headers, stated_digests
+
+At = Callable[[Path], AnyFile]  # what to read in the place of a file of the set
 
 DEFAULT_COMPONENT = "transformer"
 
@@ -51,31 +57,32 @@ def check_rank(index: Index, rank: int, tp: int | None, where: Path) -> None:
         raise ShardSetError(Problem(str(where), f"rank {rank} is outside tp {index.tp}"))
 
 
-def open_rank(folder: Path, index: Index, rank: int) -> Held:
+def open_rank(folder: Path, index: Index, rank: int, at: At = here) -> Held:
     """Every tensor that `rank` holds, with the mapped file it is in, in the index's order.
 
     Raises ShardSetError naming each file that is missing, damaged or another set's, and each
     tensor that is not what the index says.
     """
-    return open_ranks(folder, index, [rank])[0]
+    return open_ranks(folder, index, [rank], at)[0]
 
 
-def open_ranks(folder: Path, index: Index, ranks: Sequence[int]) -> list[Held]:
+def open_ranks(folder: Path, index: Index, ranks: Sequence[int], at: At = here) -> list[Held]:
     """As `open_rank`, for each of several ranks; what all of them hold is opened once."""
     headers: dict[str, Header] = {}
     problems: list[Problem] = []
     for number, rank in enumerate(ranks):
         wanted = (rank,) if number else (rank, None)
         own = [name for name, entry in index.files.items() if entry.rank in wanted]
-        found, reasons = read_shard_headers(folder, index, own, rank=rank)
+        found, reasons = read_shard_headers(folder, index, own, rank=rank, at=at)
         headers |= found
         problems += reasons
     if problems:
         raise ShardSetError(problems)
     files = {
-        name: MappedFile.open(folder / name, header, shared=index.files[name].rank is None)
+        name: MappedFile.open(at(folder / name), header, shared=index.files[name].rank is None)
         for name, header in headers.items()
     }
+    _check_as_read(index, files)
     infos = {name: {t.name: t for t in file.header.tensors} for name, file in files.items()}
     opened: list[Held] = []
     for rank in ranks:
@@ -91,17 +98,26 @@ def open_ranks(folder: Path, index: Index, ranks: Sequence[int]) -> list[Held]:
             what = f"tensor {name!r} is {has}, the index says {tensor.dtype} {shape}"
             problems.append(Problem(str(folder / shard.file), what))
         opened.append(held)
-    if problems := problems or header_problems(folder, index, headers):
+    if problems := problems or header_problems(folder, index, headers, at=at):
         raise ShardSetError(dict.fromkeys(problems))
     return opened
+
+
+def _check_as_read(index: Index, files: dict[str, MappedFile]) -> None:
+    """What comes from elsewhere passes by once, so it is checked on its way."""
+    remote = {name: file for name, file in files.items() if isinstance(file.path, RemoteFile)}
+    for name, digests in stated_digests(index, remote).items():
+        remote[name].digests = digests
 
 
 def check_digests(held: Held, index: Index, rank: int) -> None:
     """Read every tensor of the rank against its digest; ShardSetError names those that differ."""
     problems = []
     for file, members in by_file(held):
+        if file.digests:
+            continue  # it is checked as it is read
         states = {name: xxhash.xxh3_128() for name, _ in members}
-        with FileReader(file.path, direct=False) as reader:  # what is cached now is mapped next
+        with FileReader(file.path) as reader:  # what is cached now is mapped next
             for name, _, _, piece in parts(reader, file, members):
                 states[name].update(piece.numpy().data)
         for name, state in states.items():
@@ -120,26 +136,34 @@ def place_on(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor on `device`: a view on cpu; elsewhere copied, and its host pages dropped.
 
-    They come file by file, in no order to rely on. reads: by the mapping, the next tensors being
+    A file that is elsewhere is streamed, on cpu into memory of the tensors' own. They come file by
+    file, in no order to rely on. reads: by the mapping, the next tensors being
     read ahead, or by large reads, past the page cache but for what other ranks read too; auto
     takes for each file what its share of cached pages makes the faster, and views on cpu. Raises
     DeviceError naming the tensor that the device cannot hold, before the first copy where it is
     known that all of them do not fit, and ShardSetError where a file can no longer be read.
     """
     if device.type == "cpu" and reads != "direct":
-        for name, (file, info) in held.items():
+        views = {n: h for n, h in held.items() if not isinstance(h[0].path, RemoteFile)}
+        for name, (file, info) in views.items():
             yield name, file.view(info)
+        held = {n: h for n, h in held.items() if n not in views}
+    if not held:
         return
     way = devices.lane(device)
     devices.check_room(way, device, sum(info.size_bytes for _, info in held.values()))
     mapped: list[tuple[str, MappedFile, TensorInfo]] = []
+    cached: list[tuple[str, MappedFile, TensorInfo]] = []
     for file, members in by_file(held):
         chosen = choose(reads, file.memory, file.path, shared=file.shared)
-        if chosen == "mapped" or device.type == "xla":  # which takes whole tensors only
+        if chosen == "cached":
+            cached += [(name, file, info) for name, info in members]
+        elif chosen == "mapped" or device.type == "xla":  # which takes whole tensors only
             mapped += [(name, file, info) for name, info in members]
         else:
             yield from _place_read(device, file, members, direct=chosen == "direct")
-    yield from _place_mapped(way, mapped)
+    yield from _place_mapped(way, cached, [])
+    yield from _place_mapped(way, mapped, [file.span(info) for _, file, info in mapped])
     way.sync()
 
 
@@ -153,13 +177,15 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _place_mapped(
-    way: devices.Lane, held: Sequence[tuple[str, MappedFile, TensorInfo]]
+    way: devices.Lane,
+    held: Sequence[tuple[str, MappedFile, TensorInfo]],
+    spans: Sequence[Span | None],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    spans = [file.span(info) for _, file, info in held]
+    """Tensors onto the device from their mapping; `spans` are what to read ahead of that."""
     with ReadAhead(spans) as ahead:
-        for (name, file, info), span in zip(held, spans, strict=True):
+        for name, file, info in held:
             with _named(name):
-                placed = way.put(file.view(info), _given_back(file, span, ahead))
+                placed = way.put(file.view(info), _given_back(file, file.span(info), ahead))
             yield name, placed
 
 
@@ -181,6 +207,7 @@ def _place_read(
     device: torch.device, file: MappedFile, members: Sequence[Member], *, direct: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """A file's tensors onto the device by way of the reader's buffers, neighbours in one read."""
+    state = xxhash.xxh3_128()
     for name, info in members:
         if not info.size_bytes:
             yield name, devices.empty(file.like(info), device)
@@ -189,13 +216,25 @@ def _place_read(
             with _named(name):
                 if at == 0:
                     placed = devices.empty(file.like(info), device)
+                    state.reset()
                 item, size = placed.element_size(), piece.numel()
                 if piece.data_ptr() % item:
                     piece = piece.clone()
-                flat = placed.view(-1)[at // item : (at + size) // item]
-                flat.copy_(piece.view(placed.dtype))
+                _copy(piece, placed.view(-1)[at // item : (at + size) // item])
+            if file.digests:
+                state.update(piece.numpy().data)
             if at + size == info.size_bytes:
+                if file.digests:
+                    file.check(info, state.hexdigest())
                 yield name, placed
+
+
+def _copy(piece: torch.Tensor, into: torch.Tensor) -> None:
+    """Bytes into a flat tensor. On the host by this thread alone: torch's would starve readers."""
+    if into.device.type == "cpu":
+        np.copyto(into.view(torch.uint8).numpy(), piece.numpy())
+    else:
+        into.copy_(piece.view(into.dtype))
 
 
 def load_state_dict(
@@ -207,8 +246,16 @@ def load_state_dict(
     device: str | torch.device = "cpu",
     verify: bool = False,
     reads: Reads = "auto",
+    revision: str | None = None,
+    token: str | None = None,
+    cache: bool = True,
 ) -> dict[str, torch.Tensor]:
     """What `rank` holds of a shard set: its own tensors and the replicated ones, by name.
+
+    path: a folder, or an address of the Hub or of S3 (`org/name`, `hf://org/name@revision`,
+    `s3://bucket/prefix`) that holds the set, or sets in folders tpN. Then the rank's files are
+    pulled first, into the Hub's cache or shardc's own; cache=False streams them instead, and
+    leaves nothing on the disk. revision, token: of the Hub.
 
     On cpu these are views of the mapped files: nothing is read or copied until used, and writing
     to one changes neither the file nor another process's view. component: which, where several
@@ -219,13 +266,17 @@ def load_state_dict(
     DeviceError before any read where the device is not ready.
     """
     where = devices.resolve(device)
-    shard_set = open_shard_set(Path(path))
-    name = choose_component(shard_set, component)
-    index = shard_set.components[name]
-    folder = shard_set.folder(name)
-    check_rank(index, rank, tp, folder)
-    held = open_rank(folder, index, rank)
-    if verify:
-        check_digests(held, index, rank)
-    placed = dict(place_on(held, where, reads))
-    return {name: placed[name] for name in held}
+    part = partial(choose_component, component=component)
+    remote = Opening(path, revision=revision, token=token, cache=cache, part=part)
+    with remote as opening, opening.told():
+        opening.fetch([rank], tp)
+        shard_set = opening.open()
+        name = choose_component(shard_set, component)
+        index = shard_set.components[name]
+        folder = shard_set.folder(name)
+        check_rank(index, rank, tp, folder)
+        held = open_rank(folder, index, rank, opening.at)
+        if verify:
+            check_digests(held, index, rank)
+        placed = dict(place_on(held, where, reads))
+        return {name: placed[name] for name in held}

@@ -17,7 +17,7 @@ COLUMNS = ("tp", "dtype", "profile", "bytes a rank", "folder", "made by", "from"
 LICENSE_KEYS = ("license", "license_name", "license_link")
 TAGS = ("shardc", "tensor-parallel", "neuron")
 CHOICE = "The folder whose degree is the number of ranks is taken. "
-_TABLE = re.compile(rf"{re.escape(BEGIN)}\n(?P<rows>.*?){re.escape(END)}", re.S)
+_TABLE = re.compile(rf"{re.escape(BEGIN)}\r?\n(?P<rows>.*?){re.escape(END)}", re.S)
 _FRONT = re.compile(r"\A---\r?\n.*?^---\s*$", re.S | re.M)
 
 
@@ -110,7 +110,13 @@ def license_of(readme: str) -> dict[str, Any]:
         data: dict[str, Any] = vars(RepoCard(readme, ignore_metadata_errors=True).data)
     except Exception:  # of the YAML parser, or of what reads what it found
         return {}
-    return {key: data[key] for key in LICENSE_KEYS if isinstance(data.get(key), str | list)}
+    return {key: data[key] for key in LICENSE_KEYS if _is_text(data.get(key))}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    )
 
 
 def _metadata(facts: Facts) -> str:
@@ -137,7 +143,7 @@ def _own_link(facts: Facts) -> dict[str, Any]:
 def license_name(fields: Mapping[str, Any]) -> str | None:
     """What to call the license that a card states, None where it states none."""
     name = fields.get("license_name") or fields.get("license")
-    return None if not name else ", ".join(map(str, name)) if isinstance(name, list) else str(name)
+    return printable(", ".join(name) if isinstance(name, list) else name) if name else None
 
 
 def _built(facts: Facts) -> str:

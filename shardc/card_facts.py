@@ -70,7 +70,7 @@ def _parts(shipment: Shipment, pipeline: bool) -> list[BuiltPart]:
 
 def _license(shipment: Shipment) -> dict[str, Any]:
     path = shipment.path / README
-    if not path.is_file():
+    if not path.is_file() or path.stat().st_size > MAX_README_BYTES:
         return {}
     return license_of(read_whole(path, MAX_README_BYTES).decode(errors="replace"))
 

@@ -6,9 +6,9 @@ enough: the first bytes of every tensor are compared with the source's, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -19,12 +19,15 @@ from shardc.errors import ShardcError
 from shardc.execute import cast
 from shardc.index import read_index
 from shardc.planner import ComponentPlan, Move, Plan
-from shardc.remote import AnyFile, RemoteFile, size_of
+from shardc.remote import AnyFile, RemoteFile, size_of, spread
 from shardc.schedule import Part, geometry
+
+T = TypeVar("T")
 
 SAMPLE_BYTES = 4096
 PIECE_BYTES = 64 * 1024
-REMOTE_SAMPLES = 16
+SAMPLES = 256
+REMOTE_READERS = 16  # each sample of a remote file is a request
 
 
 def is_current(plan: Plan, out: Path) -> bool:
@@ -93,28 +96,46 @@ def _is_current(plan: ComponentPlan, folder: Path) -> bool:
         and index.manifest.digest == plan.manifest.digest
         and index.source.config == config
         and all(_has_header(folder / file.name, file.header) for file in plan.files)
-        and all(_sample_agrees(plan, folder, move) for move in _sampled(plan))
+        and _all(
+            lambda move: _sample_agrees(plan, folder, move),
+            plan.moves(),
+            remote=any(isinstance(file.path, RemoteFile) for file in plan.component.files),
+        )
     )
 
 
-def _sampled(plan: ComponentPlan) -> Iterator[Move]:
-    """Every tensor's move; of a remote source some: each costs a request."""
-    remote = any(isinstance(file.path, RemoteFile) for file in plan.component.files)
-    step = max(1, len(plan.tensors) // REMOTE_SAMPLES) if remote else 1
-    return islice(plan.moves(), 0, None, step)
+def _all(agrees: Callable[[T], bool], items: Iterable[T], *, remote: bool) -> bool:
+    if not remote:
+        return all(map(agrees, items))
+
+    def check(item: T) -> None:
+        if not agrees(item):
+            raise _Differs
+
+    try:
+        spread(check, items, REMOTE_READERS)
+    except _Differs:
+        return False
+    return True
+
+
+class _Differs(Exception):
+    pass
 
 
 def _same_file(one: AnyFile, other: Path) -> bool:
-    """The same bytes; of more than 16 MiB, the same samples of them."""
+    """The same bytes; of more than 16 MiB, or from elsewhere of more than 1, samples of them."""
     if isinstance(one, Path) and one.samefile(other):
         return True
     size = size_of(one)
-    samples = 256 if isinstance(one, Path) else REMOTE_SAMPLES
-    for at in range(0, size, max(PIECE_BYTES, size // samples)):
-        count = min(PIECE_BYTES, size - at)
-        if not np.array_equal(read_bytes(one, at, count), read_bytes(other, at, count)):
-            return False
-    return True
+    piece = PIECE_BYTES if isinstance(one, Path) else SAMPLE_BYTES
+
+    def agrees(at: int) -> bool:
+        count = min(piece, size - at)
+        return np.array_equal(read_bytes(one, at, count), read_bytes(other, at, count))
+
+    starts = range(0, size, max(piece, size // SAMPLES))
+    return _all(agrees, starts, remote=isinstance(one, RemoteFile))
 
 
 def _has_header(path: Path, header: bytes) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +19,10 @@ import xxhash
 from shardc.checkpoint import SourceFile
 from shardc.fileio import Bytes, Output, Source
 from shardc.planner import Move, OutFile
-from shardc.remote import RemoteFile
+from shardc.remote import RemoteFile, Stopped, finish, in_background
 from shardc.schedule import Batch, Geometry, Part, chunk_bytes, geometry, schedule
+
+GRACE_S = 1.0  # for answers that are on their way, before they are given up
 
 log = logging.getLogger("shardc")
 
@@ -44,11 +46,6 @@ class Digests:
 
 
 Record = Callable[[Mapping[int, Digests]], None]
-
-
-def default_workers() -> int:
-    """Two threads keep a disk busy while a third computes; more only contend."""
-    return min(3, max(2, (os.cpu_count() or 1)))
 
 
 def execute(
@@ -110,19 +107,18 @@ def _source_bytes(move: Move) -> int:
     return sum(part.info.size_bytes for part in move.sources)
 
 
-class _Stopped(Exception):
-    """Another worker failed, or the user interrupted: this one has nothing to add."""
-
-
 class _Crew:
-    """Workers, each a thread with its buffers, that take jobs until none is left or one fails."""
+    """Workers, each a thread with its buffers, that take jobs until none is left or one fails.
+
+    None touches a file after the end; one that waits for a server is not waited for.
+    """
 
     def __init__(
         self, readers: Sequence[Source], writers: Sequence[Output], limit_bytes: int, workers: int
     ) -> None:
         self.lock = threading.Lock()
         self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(workers)
+        self._running: list[Future[None]] = []
         self._workers = [_Worker(readers, writers, limit_bytes, self._stop) for _ in range(workers)]
 
     def __enter__(self) -> _Crew:
@@ -132,30 +128,32 @@ class _Crew:
         self._stop.set()  # Ctrl-C lands here: the workers stop after their chunk
         while True:
             try:
-                self._pool.shutdown(cancel_futures=True)
+                wait(self._running, timeout=GRACE_S)
+                for worker in self._workers:
+                    with worker.at_work:
+                        pass
+                return
             except KeyboardInterrupt:
                 continue  # once more: but no file may be closed under a worker
-            return
 
     def each(self, jobs: Iterator[T], action: Callable[[_Worker, T], None]) -> None:
         """Do `action` for each of `jobs`; raises what the first that failed did."""
 
         def work(worker: _Worker) -> None:
-            while not self._stop.is_set():
-                with self.lock:
-                    job = next(jobs, None)
-                if job is None:
-                    return
-                try:
-                    action(worker, job)
-                except _Stopped:
-                    return
-                except BaseException:
-                    self._stop.set()
-                    raise
+            try:
+                with worker.at_work, suppress(Stopped):
+                    while not self._stop.is_set():
+                        with self.lock:
+                            job = next(jobs, None)
+                        if job is None:
+                            return
+                        action(worker, job)
+            except BaseException:
+                self._stop.set()
+                raise
 
-        for future in [self._pool.submit(work, worker) for worker in self._workers]:
-            future.result()
+        self._running = [in_background(partial(work, worker)) for worker in self._workers]
+        finish(self._running)
 
 
 class _Digest:
@@ -192,6 +190,7 @@ class _Worker:
         self._writers = writers
         self._limit = limit_bytes
         self._stop = stop
+        self.at_work = threading.Lock()  # held, but while it waits for a server
         self._read = np.empty(limit_bytes, np.uint8)
         self._stage = np.empty(limit_bytes, np.uint8)
         self._cast = np.empty(limit_bytes, np.uint8)
@@ -203,7 +202,7 @@ class _Worker:
         if batch.run is not None:
             file, first, stop = batch.run
             held = self._read[: stop - first]
-            self._readers[file].read(first, held, batch.moves[0][1].name)
+            self._bring(self._readers[file], first, held, batch.moves[0][1].name)
         done = {}
         for number, move in batch.moves:
             mine = None
@@ -253,7 +252,18 @@ class _Worker:
 
     def _go_on(self) -> None:
         if self._stop.is_set():
-            raise _Stopped
+            raise Stopped
+
+    def _bring(self, reader: Source, offset: int, into: Bytes, tensor: str) -> None:
+        if not reader.is_remote:
+            reader.read(offset, into, tensor)
+            return
+        self.at_work.release()
+        try:
+            reader.read(offset, into, tensor, self._stop)
+        finally:
+            self.at_work.acquire()
+        self._go_on()  # if it was given up meanwhile, the files are closed
 
     def _clear(self, target: Part, size: int) -> None:
         """Zeros, which padding relies on, where an earlier build may have left anything."""
@@ -275,7 +285,7 @@ class _Worker:
         data = self._read[:size]
         if len(shape.sources) == 1 and shape.sources[0].whole_row:
             source = shape.sources[0]
-            self._readers[source.file].read(source.start + start, data, move.name)
+            self._bring(self._readers[source.file], source.start + start, data, move.name)
             return data
         for source in shape.sources:
             if not source.spans:
@@ -285,10 +295,10 @@ class _Worker:
                 base = source.start + first * source.row * width
                 for a, b, at in _overlaps(source.spans, low, high):
                     into = data[(a - low) * width : (b - low) * width]
-                    reader.read(base + at * width, into, move.name)
+                    self._bring(reader, base + at * width, into, move.name)
                 continue
             block = self._stage[: (end - first) * source.row * width]
-            reader.read(source.start + first * source.row * width, block, move.name)
+            self._bring(reader, source.start + first * source.row * width, block, move.name)
             rows_in = block.reshape(end - first, -1)
             rows_out = data.reshape(end - first, -1)
             for a, b, at in source.spans:

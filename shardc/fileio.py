@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -121,12 +122,18 @@ class Source:
         if self._fd >= 0:
             os.close(self._fd)
 
-    def read(self, offset: int, into: Bytes, tensor: str) -> None:
-        """Fill `into` from `offset` bytes into the data."""
+    @property
+    def is_remote(self) -> bool:
+        return isinstance(self._file.path, RemoteFile)
+
+    def read(
+        self, offset: int, into: Bytes, tensor: str, stop: threading.Event | None = None
+    ) -> None:
+        """Fill `into` from `offset` bytes into the data; Stopped, of a remote file's."""
         view = into.data
         at = self._file.data_start + offset
         if isinstance(self._file.path, RemoteFile):
-            self._file.path.read(at, view)
+            self._file.path.read(at, view, stop)
             return
         while view:
             try:

@@ -6,22 +6,28 @@ used until it expires: each resolve counts against the Hub's rate limits, ranges
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from shardc.errors import Problem, RemoteError
+from shardc.errors import Problem, RemoteError, ShardcError
 from shardc.location import HubLocation
 from shardc.remote import Remote, RemoteFile, Transient, retried
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+HASHED_BYTES = 1 << 20  # of a file at once
 READ_S = 30.0  # without a byte, a request has failed
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 EXPIRED = frozenset({400, 401, 403, 410})  # what storage answers to a link that is no longer valid
 
 
@@ -40,6 +46,8 @@ def cached_snapshot(location: HubLocation) -> Path:
     try:
         found = snapshot_download(location.repo, revision=location.revision, local_files_only=True)
     except LocalEntryNotFoundError as error:
+        if (part := getattr(error, "snapshot_path", None)) is not None:  # some of its files
+            return Path(part, location.folder)
         what = f"offline, and {constants.HF_HUB_CACHE} has no revision {location.revision} of it"
         fix = "download it once while online, or unset HF_HUB_OFFLINE"
         raise RemoteError(Problem(str(location), what, fix)) from error
@@ -61,9 +69,12 @@ def open_repo(location: HubLocation, token: str | None = None) -> Repo:
 
 
 def client(token: str | None) -> Any:
-    """The library's client for the endpoint that the environment names."""
+    """The library's client for the endpoint that the environment names; RemoteError."""
     from huggingface_hub import HfApi, constants
 
+    if token is not None and not re.fullmatch(r"[!-~]+", token):  # said without saying it
+        what = "is empty" if not token.strip() else "has characters that no token has"
+        raise RemoteError(Problem("the token for the Hub", what))
     return HfApi(endpoint=constants.ENDPOINT, token=token, library_name="shardc")
 
 
@@ -113,7 +124,7 @@ def translated(location: HubLocation | str) -> Iterator[None]:
         raise RemoteError(Problem(str(location), what)) from error
     except errors.RepositoryNotFoundError as error:
         what = "no such repo on the Hub, or it is private"
-        fix = "check the name; for a private one set HF_TOKEN or run `hf auth login`"
+        fix = "check the name, or the path; for a private one set HF_TOKEN or run `hf auth login`"
         raise RemoteError(Problem(str(location), what, fix)) from error
     except errors.EntryNotFoundError as error:
         raise RemoteError(Problem(str(location), "is not in the repo")) from error
@@ -127,6 +138,16 @@ def translated(location: HubLocation | str) -> Iterator[None]:
         raise RemoteError(Problem(str(location), f"HTTP {status}: {what}", fix)) from error
     except http_error() as error:
         raise Transient(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+    except (ShardcError, Transient, OSError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "closed" in str(error):
+            # by another thread of the library, for all that share the client
+            raise Transient(str(error)) from error
+        # A name that cannot be one, a proxy's page in the place of an answer, and the like.
+        what = f"cannot be asked for: {type(error).__name__}: {' '.join(str(error).split())}"
+        fix = "check the name, HF_ENDPOINT and what is set for proxies"
+        raise RemoteError(Problem(str(location), what, fix)) from error
 
 
 def http_error() -> type[Exception]:
@@ -138,7 +159,13 @@ def http_error() -> type[Exception]:
 
 
 def _seconds(text: str | None) -> float | None:
-    return float(text) if text and text.isdigit() else None
+    """From now, of a Retry-After: seconds, or a date."""
+    if text is None or text.isdecimal():
+        return float(text) if text else None
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None
 
 
 class Repo(Remote):
@@ -189,8 +216,25 @@ class HubFile(RemoteFile):
     def cached(self) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self._repo, self.path, revision=self._commit)
-        return Path(found) if isinstance(found, str) else None
+        try:
+            found = try_to_load_from_cache(self._repo, self.path, revision=self._commit)
+        except ValueError:  # a name that the library would not write to a disk
+            return None
+        path = Path(found) if isinstance(found, str) else None
+        whole = path is not None and path.is_file() and path.stat().st_size == self.size_bytes
+        return path if whole else None
+
+    def matches(self, path: Path) -> bool | None:
+        if path.stat().st_size != self.size_bytes:
+            return False
+        kind = "sha256" if len(self.etag) == 64 else "sha1"  # of the file, or of git's blob
+        with path.open("rb") as file:
+            state = hashlib.new(kind, usedforsecurity=False)
+            if kind == "sha1":
+                state.update(b"blob %d\0" % self.size_bytes)
+            while chunk := file.read(HASHED_BYTES):
+                state.update(chunk)
+        return state.hexdigest() == self.etag
 
     def fetch(self, start: int, stop: int) -> Iterator[Buffer]:
         from huggingface_hub import get_session
@@ -198,7 +242,7 @@ class HubFile(RemoteFile):
 
         link = self._resolve()
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        if urlsplit(link).netloc == urlsplit(self._url).netloc:  # a token is for the Hub alone
+        if urlsplit(link)[:2] == urlsplit(self._url)[:2]:  # a token is for the Hub alone
             headers = {**build_hf_headers(token=self._api.token, library_name="shardc"), **headers}
         with (
             translated(self.where),
@@ -236,8 +280,13 @@ class HubFile(RemoteFile):
                     self._link = None
             raise Transient(f"HTTP {status}: the link to its storage has expired, or is refused")
         ranges = answer.headers.get("Content-Range", "")
-        if status == 416 or (status == 206 and ranges.rpartition("/")[2] != str(self.size_bytes)):
+        given = _RANGE.fullmatch(ranges)
+        if status == 416 or (status == 206 and (given is None or int(given[3]) != self.size_bytes)):
             raise self._moved(f"a range of {ranges or 'nothing'}")
+        if given and (int(given[1]) != start or int(given[2]) >= stop):
+            raise Transient(f"bytes {start} to {stop} were asked for, the answer is {ranges}")
+        if (coding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+            raise Transient(f"the answer is encoded, as {coding}")
         if status != 206 and not (status == 200 and (start, stop) == (0, self.size_bytes)):
             raise RemoteError(Problem(self.where, f"HTTP {status} to a request for a range"))
         etag = answer.headers.get("ETag")

@@ -11,7 +11,7 @@ from typing import Any
 from shardc import hub
 from shardc.errors import Problem, RemoteError
 from shardc.location import DEFAULT_REVISION, HubLocation
-from shardc.remote import Transient, retried
+from shardc.remote import retried
 
 README = "README.md"
 MAX_README_BYTES = 10_000_000
@@ -21,31 +21,27 @@ MAX_README_BYTES = 10_000_000
 def told(location: HubLocation) -> Iterator[None]:
     """As `hub.translated`, with what an upload raises besides."""
     try:
-        with hub.translated(location), _unwrapped():
+        with hub.translated(location), _unwrapped(location):
             yield
-    except RuntimeError as error:
-        if "closed" in str(
-            error
-        ):  # by another thread of the library, for all that share the client
-            raise Transient(str(error)) from error
-        raise RemoteError(Problem(str(location), str(error), "push again")) from error
     except OSError as error:
         if error.errno is not None:  # a file of ours
             raise
         raise RemoteError(Problem(str(location), str(error), "push again")) from error
-    except ValueError as error:
-        raise RemoteError(Problem(str(location), " ".join(str(error).split()))) from error
 
 
 @contextmanager
-def _unwrapped() -> Iterator[None]:
+def _unwrapped(location: HubLocation) -> Iterator[None]:
     """The error that an upload's "Error while uploading" is about."""
     try:
         yield
     except RuntimeError as error:
         if isinstance(error.__cause__, Exception):
             raise error.__cause__ from None
-        raise
+        if "closed" in str(error):  # `translated` knows that one
+            raise
+        raise RemoteError(Problem(str(location), str(error), "push again")) from error
+    except ValueError as error:
+        raise RemoteError(Problem(str(location), " ".join(str(error).split()))) from error
 
 
 @contextmanager

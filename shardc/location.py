@@ -1,7 +1,7 @@
 """Where a checkpoint or a shard set is: a path, a Hub repo, or a prefix of an S3 bucket. Pure.
 
 org/name[/folder]                     a Hub repo, where no such path is on this machine
-hf://org/name[@revision][/folder]     the same, in any case
+hf://org/name[@revision][/folder]     the same, in any case; a revision's slashes are %2F
 s3://bucket[/prefix]                  an S3 bucket
 """
 
@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote
 
 from shardc.errors import Problem, ShardcError, printable
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_REPO = re.compile(rf"(?P<repo>{_PART}/{_PART})(@(?P<revision>[^/\s]+))?(/(?P<folder>.+))?")
+_REPO = re.compile(
+    rf"(?P<repo>{_PART}/{_PART})(@(?P<revision>refs/pr/\d+|[^/\s]+))?(/(?P<folder>.+))?"
+)
 _BUCKET = re.compile(r"(?P<bucket>[a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(/(?P<prefix>.*))?")
 DEFAULT_REVISION = "main"
 
@@ -32,7 +35,7 @@ class HubLocation:
     folder: str = ""
 
     def __str__(self) -> str:
-        at = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
+        at = "" if self.revision == DEFAULT_REVISION else f"@{quote(self.revision, safe='')}"
         return f"hf://{self.repo}{at}" + (f"/{self.folder}" if self.folder else "")
 
     @property
@@ -65,6 +68,8 @@ def locate(text: str | Path, *, revision: str | None = None) -> Path | Location:
 
     revision: of a Hub repo. LocationError where an address is malformed.
     """
+    if revision == "":  # as of a variable that is not set: main would be a guess
+        raise LocationError(Problem(str(text), "--revision is empty"))
     found = _locate(text, revision)
     if revision is not None and not isinstance(found, HubLocation):
         raise LocationError(Problem(str(text), "has no revisions", "--revision is for Hub repos"))
@@ -80,6 +85,8 @@ def _locate(text: str | Path, revision: str | None) -> Path | Location:
             return Path(text)
         match = _REPO.fullmatch(text.rstrip("/"))
         return _hub(text, match, revision) if match else Path(text)
+    if scheme == "hf" and rest.startswith(("datasets/", "spaces/")):
+        raise LocationError(Problem(text, "is no model repo"))
     if scheme == "hf":
         return _hub(text, _REPO.fullmatch(rest.removeprefix("models/").rstrip("/")), revision)
     if scheme == "s3":
@@ -97,7 +104,7 @@ def _hub(text: str, match: re.Match[str] | None, revision: str | None) -> HubLoc
         raise LocationError(Problem(text, "is no hf://org/name[@revision][/folder]"))
     own = match["revision"]
     if own is not None:
-        own = own.replace("%2F", "/")
+        own = unquote(own)
     if revision is not None and own is not None and revision != own:
         raise LocationError(Problem(text, f"says revision {own}, --revision says {revision}"))
     return HubLocation(

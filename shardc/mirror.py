@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from shardc.errors import Problem, RemoteError, ShardcError, printable
 from shardc.location import HubLocation, Location
-from shardc.remote import AnyFile, Remote, RemoteFile
+from shardc.remote import AnyFile, Remote, RemoteFile, Stopped, spread
 
-READERS = 8  # small files fetched at once
+READERS = 8  # files fetched at once, a piece of each
+PIECE_BYTES = 4 << 20
 MAX_SMALL_BYTES = 1_000_000_000  # of a file that is no weight file
 # What a plan or an opened shard set is made of.
 _PLANNED = re.compile(r"(config|model_index|shardc\.index|.*\.safetensors\.index(\..*)?)\.json")
@@ -30,16 +31,18 @@ def open_mirror(location: Location, *, token: str | None = None) -> Mirror:
 
     Raises RemoteError.
     """
-    remote: Remote
+    return Mirror(open_remote(location, token=token), location)
+
+
+def open_remote(location: Location, *, token: str | None = None) -> Remote:
+    """A remote folder's files, as they are listed now; RemoteError."""
     if isinstance(location, HubLocation):
         from shardc import hub
 
-        remote = hub.open_repo(location, token)
-    else:
-        from shardc import s3
+        return hub.open_repo(location, token)
+    from shardc import s3
 
-        remote = s3.open_bucket(location)
-    return Mirror(remote, location)
+    return s3.open_bucket(location)
 
 
 class Mirror:
@@ -48,17 +51,21 @@ class Mirror:
     def __init__(self, remote: Remote, location: Location) -> None:
         self.remote = remote
         self.root = Path(tempfile.mkdtemp(prefix="shardc-")).resolve()
-        weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+        self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
         tail = location.folder if isinstance(location, HubLocation) else location.prefix
         one = tail.rpartition("/")[2] if tail.endswith(".safetensors") else ""
         self.where = remote.where.removesuffix(f"/{one}") if one else remote.where
         self.path = self.root / one
-        self._files = {self.root / name: file for name, file in _visible(remote)}
+        self._files = {self.root / name: file for name, file in visible(remote)}
         if one and self.path not in self._files:
             raise RemoteError(Problem(remote.where, "there is no such file"))
-        for path in self._files:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+        for path, file in self._files.items():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            except OSError as error:  # such as a name that is a file's and a folder's
+                what = f"cannot be a file here: {error.strerror}"
+                raise RemoteError(Problem(file.where, what)) from error
         self._empty = {p for p in self._files if p.suffix != ".safetensors"}
         self._fetch(path for path in self._empty if _PLANNED.fullmatch(path.name))
 
@@ -67,6 +74,10 @@ class Mirror:
         if path.suffix != ".safetensors":
             return path
         return self._files[path].cached() or self._files[path]
+
+    def narrow(self, paths: Iterable[Path]) -> None:
+        """Never fetch others than these: repos hold weights in other formats, too."""
+        self._empty.intersection_update(paths)
 
     def fill(self, wanted: Callable[[Path], bool] = lambda _: True) -> None:
         """Fetch the files that are no weights and were not fetched yet; RemoteError."""
@@ -89,25 +100,43 @@ class Mirror:
         texts = (problem.where, problem.what, problem.fix)
         return Problem(*(text.replace(str(self.root), self.where) for text in texts))
 
+    def close(self) -> None:
+        """Remove the folder."""
+        self._remove()
+
     def _fetch(self, paths: Iterable[Path]) -> None:
-        todo = list(paths)
-        with ThreadPoolExecutor(READERS, "shardc-fetch") as pool:
-            for path, data in zip(
-                todo, pool.map(lambda p: _small(self._files[p]), todo), strict=True
-            ):
-                path.write_bytes(data)
-                self._empty.discard(path)
+        stop = threading.Event()
+
+        def bring(path: Path) -> None:
+            _bring(self._files[path], path, stop)
+            self._empty.discard(path)
+
+        spread(bring, list(paths), READERS, stop)
 
 
-def _small(file: RemoteFile) -> bytes:
+def _bring(file: RemoteFile, path: Path, stop: threading.Event) -> None:
+    """Fetch a file that is no weight file; one in the cache has to be the server's."""
     if file.size_bytes > MAX_SMALL_BYTES:
         what = f"has {file.size_bytes} bytes, the limit for a file beside weights is"
         raise RemoteError(Problem(file.where, f"{what} {MAX_SMALL_BYTES}"))
     found = file.cached()
-    return file.whole() if found is None else found.read_bytes()
+    try:
+        if found is not None and file.matches(found) is not False:
+            shutil.copyfile(found, path)
+            return
+        with path.open("wb") as out:
+            for start in range(0, file.size_bytes, PIECE_BYTES):
+                piece = bytearray(min(PIECE_BYTES, file.size_bytes - start))
+                file.read(start, memoryview(piece), stop)
+                out.write(piece)
+    except Stopped:
+        return
+    except OSError as error:
+        what = f"cannot be written below {tempfile.gettempdir()}: {error.strerror}"
+        raise RemoteError(Problem(file.where, what, "TMPDIR names another folder")) from error
 
 
-def _visible(remote: Remote) -> Iterator[tuple[str, RemoteFile]]:
+def visible(remote: Remote) -> Iterator[tuple[str, RemoteFile]]:
     """The files that are not hidden; RemoteError for a name that would leave the folder."""
     names: Mapping[str, RemoteFile] = remote.files
     for name, file in names.items():

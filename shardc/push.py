@@ -61,4 +61,6 @@ def _location(
     if isinstance(location, S3Location) and options not in (None, HubOptions()):
         what = "takes no token, message, base model or --private: these are for Hub repos"
         raise LocationError(Problem(to, what))
+    if location.name.endswith(".safetensors"):
+        raise LocationError(Problem(to, "is the address of a file", "name a folder"))
     return location

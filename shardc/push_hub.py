@@ -20,7 +20,7 @@ from shardc.card_facts import facts_of
 from shardc.errors import Problem, RemoteError
 from shardc.hub_branch import README, Branch, git_id, is_same, quiet_library, told
 from shardc.location import HubLocation, LocationError
-from shardc.remote import Transient, retried
+from shardc.remote import Transient, interruptible, retried
 from shardc.shipment import Progress, PushReport, Shipment, ShippedFile, stale_files
 
 BATCH_BYTES = 256_000_000  # small files are sent together, a large one by itself
@@ -108,6 +108,7 @@ class _Push:
         self._folder = target.location.folder
 
     def run(self, dry_run: bool) -> PushReport:
+        self._check_place()
         there = self._target.below()
         names = [file.name for file in self._shipment.files]
         stale = stale_files(there, names, self._where)
@@ -133,6 +134,18 @@ class _Push:
         if dry_run or report.up_to_date:
             return report
         return self._publish(report, text)
+
+    def _check_place(self) -> None:
+        """LocationError for a folder that cannot be one: in git's own, or below a file."""
+        parts = self._folder.split("/")
+        above = {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        if files := above & {README, *self._target.entries}:
+            what = f"{min(files)!r} is a file of the repo, or becomes one"
+        elif any(part.startswith(".") for part in parts):
+            what = f"{self._folder!r} is hidden"
+        else:
+            return
+        raise LocationError(Problem(self._where, what, "push to another folder"))
 
     def _same(self, there: Mapping[str, Any]) -> set[str]:
         """The names of the files that the folder has as they are here; reads them here."""
@@ -175,12 +188,14 @@ class _Push:
         def send(batch: list[tuple[Any, ShippedFile]], what: str) -> None:
             try:
                 with told(location):
-                    api.preupload_lfs_files(
-                        location.repo,
-                        [add for add, _ in batch],
-                        revision=location.revision,
-                        free_memory=False,
-                        gitignore_content=NO_IGNORE,
+                    interruptible(
+                        lambda: api.preupload_lfs_files(
+                            location.repo,
+                            [add for add, _ in batch],
+                            revision=location.revision,
+                            free_memory=False,
+                            gitignore_content=NO_IGNORE,
+                        )
                     )
             except Transient as error:
                 if isinstance(error.__cause__, RuntimeError):

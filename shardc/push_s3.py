@@ -3,6 +3,7 @@
 S3 has no commit. What makes a reader take a prefix for a set is one object: model_index.json of a
 pipeline, shardc.index.json of a bare component. It goes first and comes last: one request each
 way. In between there is no set, so what replaces a set that is in use belongs in a new prefix.
+Of two pushes at once the later one wins: the other finds that the marker is not its own, and ends.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -19,8 +21,9 @@ from typing import Any
 import shardc
 from shardc import s3
 from shardc.checkpoint import INDEX_NAME, MODEL_INDEX
+from shardc.errors import Problem, RemoteError, ShardcError
 from shardc.location import S3Location
-from shardc.remote import retried
+from shardc.remote import interruptible, retried, spread
 from shardc.shipment import Progress, PushReport, Shipment, ShippedFile, stale_files
 
 # Stands while a push runs, or was interrupted: then what lies there may be replaced.
@@ -56,13 +59,18 @@ class _Push:
         self._store = s3.open_store(location)
         self._sends = _persistent(self._store)
         self._stop = threading.Event()
+        self._digests: dict[str, str] = {}
+        about = "a push runs, or was cut off"
+        marker = {"tool": f"shardc {shardc.__version__}", "about": about, "push": uuid.uuid4().hex}
+        self._marker = json.dumps(marker).encode()
 
     def run(self, dry_run: bool) -> PushReport:
         there = self._listed()
         interrupted = there.pop(MARKER, None) is not None
         names = [file.name for file in self._shipment.files]
         stale = stale_files(there, names, self._where, interrupted=interrupted)
-        same = self._same(there)
+        same = self._same(there, self._shipment.files)
+        self._progress(sum(f.size_bytes for f in self._shipment.files if f.name in same))
         missing = [file for file in self._shipment.files if file.name not in same]
         if missing or stale:
             # The heads go away for the time of the push, so they have to come again.
@@ -80,41 +88,77 @@ class _Push:
         )
         if dry_run:
             return report
-        if not report.up_to_date:
-            self._publish(report, there)
         if interrupted or not report.up_to_date:
+            self._ask("beginning", lambda: self._put_bytes(MARKER, self._marker))
+        if not report.up_to_date:
+            with self._told():
+                self._publish(report)
+        if interrupted or not report.up_to_date:
+            self._check_alone()
             self._delete([MARKER])
         return report
 
-    def _publish(self, report: PushReport, there: Mapping[str, int]) -> None:
-        marker = {"tool": f"shardc {shardc.__version__}", "about": "a push runs, or was cut off"}
-        self._ask("beginning", lambda: self._put_bytes(MARKER, json.dumps(marker).encode()))
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors and interrupts say what readers find now."""
+        hint = f"until a push ends there is no set at {self._where}"
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            error.args = (hint,)
+            raise
+        except ShardcError as error:
+            *others, last = error.problems
+            fix = "; ".join(filter(None, (last.fix, hint)))
+            raise type(error)([*others, replace(last, fix=fix)]) from error
+
+    def _publish(self, report: PushReport) -> None:
+        there = self._listed()
         for heads in reversed(_head_order(there)):
+            self._check_alone()
             self._delete(heads)
         by_name = {file.name: file for file in report.sent}
-        order = _head_order(by_name)
         self._send([file for file in report.sent if not _is_head(file.name)])
+        self._check_alone()
         self._delete([name for name in report.deleted if not _is_head(name)])
         self._shipment.check()
-        for heads in order:
+        self._check_arrived()
+        for heads in _head_order(by_name):
             self._send([by_name[name] for name in heads])
 
     def _send(self, files: Iterable[ShippedFile]) -> None:
-        pool = ThreadPoolExecutor(FILES_AT_ONCE, "shardc-push")
-        try:
-            for _ in pool.map(self._put, files):
-                pass
-        except BaseException:  # Ctrl-C waits for no upload
-            self._stop.set()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        spread(self._put, files, FILES_AT_ONCE, self._stop)
+        self._stop.clear()
+
+    def _check_alone(self) -> None:
+        """RemoteError where another push to this place has begun since this one did."""
+        import obstore
+
+        def ask() -> bytes:
+            try:
+                return bytes(obstore.get(self._store, self._key(MARKER)).bytes())
+            except FileNotFoundError:
+                return b""
+
+        if self._ask("asking whether it is alone", ask) != self._marker:
+            raise self._overtaken()
+
+    def _check_arrived(self) -> None:
+        """RemoteError where a file is another than was sent: a push before this still sent it."""
+        sent = [file for file in self._shipment.files if not _is_head(file.name)]
+        there = self._listed()
+        if there.keys() - {MARKER} != self._same(there, sent):
+            raise self._overtaken()
+
+    def _overtaken(self) -> RemoteError:
+        what = "another push to it runs, or ran meanwhile"
+        return RemoteError(Problem(self._where, what, "wait for that one, then push again"))
 
     def _put(self, file: ShippedFile) -> None:
         import obstore
 
         size = max(CHUNK_BYTES, -(-file.size_bytes // MAX_CHUNKS))
-        digest = file.digest()
+        digest = self._own_digest(file)
         sent = 0
 
         def once() -> None:
@@ -132,6 +176,7 @@ class _Push:
                         sent += len(chunk)
                         self._progress(len(chunk))
 
+            self._check_alone()
             with s3.translated(self._where):
                 obstore.put(
                     self._sends,
@@ -161,30 +206,21 @@ class _Push:
 
     def _listed(self) -> dict[str, int]:
         """The size of each object below the prefix, by its name there."""
-        import obstore
+        listed = s3.objects(self._store, self._location.prefix, self._where)
+        return {name: entry["size"] for name, entry in listed.items()}
 
-        start = f"{self._location.prefix}/" if self._location.prefix else ""
+    def _own_digest(self, file: ShippedFile) -> str:
+        if file.name not in self._digests:
+            self._digests[file.name] = file.digest()
+        return self._digests[file.name]
 
-        def ask() -> dict[str, int]:
-            pages = obstore.list(self._store, self._location.prefix or None)
-            return {
-                entry["path"].removeprefix(start): entry["size"]
-                for page in pages
-                for entry in page
-                if entry["path"].startswith(start)
-            }
-
-        found: dict[str, int] = self._ask("listing its objects", ask)
-        return found
-
-    def _same(self, there: Mapping[str, int]) -> set[str]:
-        """The names of the files that are there already, by size and digest."""
-        alike = [file for file in self._shipment.files if there.get(file.name) == file.size_bytes]
-        with ThreadPoolExecutor(CHECKS_AT_ONCE, "shardc-compare") as pool:
-            found = pool.map(lambda file: self._digest(file.name) == file.digest(), alike)
-            same = {file.name for file, equal in zip(alike, found, strict=True) if equal}
-        self._progress(sum(file.size_bytes for file in alike if file.name in same))
-        return same
+    def _same(self, there: Mapping[str, int], files: Iterable[ShippedFile]) -> set[str]:
+        """The names of those files that are there already, by size and digest."""
+        alike = [file for file in files if there.get(file.name) == file.size_bytes]
+        found = spread(
+            lambda file: self._digest(file.name) == self._own_digest(file), alike, CHECKS_AT_ONCE
+        )
+        return {file.name for file, equal in zip(alike, found, strict=True) if equal}
 
     def _digest(self, name: str) -> str | None:
         import obstore
@@ -202,7 +238,7 @@ class _Push:
             with s3.translated(self._where):
                 return action()
 
-        return retried(once, self._where, what)
+        return retried(lambda: interruptible(once), self._where, what)
 
     def _key(self, name: str) -> str:
         return f"{self._location.prefix}/{name}" if self._location.prefix else name

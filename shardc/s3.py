@@ -11,16 +11,24 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+import xxhash
 
 from shardc.errors import Problem, RemoteError
 from shardc.location import S3Location
-from shardc.remote import Remote, RemoteFile, Transient, retried
+from shardc.remote import Remote, RemoteFile, Transient, interruptible, retried
 
 if TYPE_CHECKING:
+    import threading
+
     from typing_extensions import Buffer
 
+HASHED_BYTES = 1 << 20  # of a file at once
 READ_S = 60  # for all of a range
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+DIGEST = "shardc-digest"  # of an object, as `shardc push` notes it: of a file that is no shard XXH3
 
 
 def open_bucket(location: S3Location) -> Bucket:
@@ -39,37 +47,66 @@ def open_store(location: S3Location) -> Any:
     except ModuleNotFoundError as error:
         what = "S3 needs obstore"
         raise RemoteError(Problem(str(location), what, "pip install 'shardc[s3]'")) from error
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    for name in ENDPOINTS:
+        if not re.match(r"https?://[^/]", os.environ.get(name, "https://s3")):
+            what = f"{os.environ[name]!r} is no http:// or https:// address"
+            raise RemoteError(Problem(name, what, "correct or unset it"))
+    plain = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
     with translated(str(location)):
         return S3Store(
             location.bucket,
             client_options={
                 "timeout": timedelta(seconds=READ_S),
                 "connect_timeout": timedelta(seconds=10),
-                "allow_http": endpoint.startswith("http://"),
+                "allow_http": plain,
             },
             retry_config={"max_retries": 0},  # ours are told, and know how far a range came
         )
 
 
 def _listed(store: Any, location: S3Location) -> dict[str, Any]:
-    """What is listed for each object, by its name below the prefix."""
-    import obstore
-
     one = location.prefix.endswith(".safetensors")
     prefix = location.prefix.rpartition("/")[0] if one else location.prefix
+    return objects(store, prefix, str(location), below=not one)
 
-    def ask() -> dict[str, Any]:
-        with translated(str(location)):
-            if one:
-                listed = obstore.list_with_delimiter(store, prefix or None)["objects"]
-            else:
-                pages = obstore.list(store, prefix or None)
-                listed = [entry for page in pages for entry in page]
-        start = f"{prefix}/" if prefix else ""
-        return {e["path"].removeprefix(start): e for e in listed}
 
-    return retried(ask, str(location), "listing its objects")
+def objects(store: Any, prefix: str, where: str, *, below: bool = True) -> dict[str, Any]:
+    """What is listed for each object, by its name in the folder `prefix`, or `below` that.
+
+    Not those that only stand for a folder: consoles make them, empty, with a slash at the end,
+    which obstore leaves out, so that their keys are those of no object.
+    """
+    import obstore
+
+    def ask() -> list[Any]:
+        with translated(where):
+            if not below:
+                return list(obstore.list_with_delimiter(store, prefix or None)["objects"])
+            return [entry for page in obstore.list(store, prefix or None) for entry in page]
+
+    listed = retried(lambda: interruptible(ask), where, "listing its objects")
+    start = f"{prefix}/" if prefix else ""
+    found = {e["path"][len(start) :]: e for e in listed if e["path"].startswith(start)}
+    folders = {str(folder) for name in found for folder in PurePosixPath(name).parents}
+    return {
+        name: e
+        for name, e in found.items()
+        if e["size"] or (name not in folders and _is_object(store, e["path"], where))
+    }
+
+
+def _is_object(store: Any, key: str, where: str) -> bool:
+    import obstore
+
+    def ask() -> bool:
+        with translated(where):
+            try:
+                obstore.head(store, key)
+            except FileNotFoundError:
+                return False
+            return True
+
+    return retried(lambda: interruptible(ask), where, f"asking for {key}")
 
 
 @contextmanager
@@ -80,9 +117,7 @@ def translated(where: str) -> Iterator[None]:
     try:
         yield
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        what = f"S3 refuses: {_brief(error)}"
-        fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE for a public"
-        raise RemoteError(Problem(where, what, f"{fix} bucket")) from error
+        raise _refused(where, error) from error
     except exceptions.PreconditionError as error:
         what = "is another object than was listed: its ETag is another now"
         raise RemoteError(Problem(where, what, "start again from objects at rest")) from error
@@ -95,14 +130,28 @@ def translated(where: str) -> Iterator[None]:
             raise RemoteError(Problem(where, what, fix)) from error
         if "<Code>NoSuchBucket" in str(error):
             raise RemoteError(Problem(where, "there is no such bucket")) from error
+        if re.search(r"status code: 40[13]", str(error)):
+            raise _refused(where, error) from error
         if re.search(r"status code: 4(?!08|29)\d\d", str(error)):
             raise RemoteError(Problem(where, _brief(error))) from error
+        if "redirect without LOCATION" in str(error):
+            what = f"the bucket is not in region {os.environ.get('AWS_REGION', 'us-east-1')}"
+            raise RemoteError(Problem(where, what, "set AWS_REGION to its own")) from error
         raise Transient(_brief(error)) from error
     except exceptions.BaseError as error:
         raise RemoteError(Problem(where, _brief(error))) from error
 
 
+def _refused(where: str, error: Exception) -> RemoteError:
+    fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE for a public"
+    return RemoteError(Problem(where, f"S3 refuses: {_brief(error)}", f"{fix} bucket"))
+
+
 def _brief(error: Exception) -> str:
+    """What S3 itself says, or else obstore."""
+    said = re.search(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", str(error), re.S)
+    if said is not None:
+        return ": ".join(filter(None, said.groups()))[:300]
     return str(error).strip().partition("\n")[0][:300]
 
 
@@ -143,6 +192,21 @@ class S3File(RemoteFile):
         self._store = store
         self._path = entry["path"]
         self._etag = entry["e_tag"]
+        self._digest: str | None = None  # known once a range of it came
+
+    def matches(self, path: Path) -> bool | None:
+        if path.stat().st_size != self.size_bytes:
+            return False
+        if self._digest is None:
+            return None
+        with path.open("rb") as file:
+            state = xxhash.xxh3_128()
+            while chunk := file.read(HASHED_BYTES):
+                state.update(chunk)
+        return state.hexdigest() == self._digest
+
+    def read(self, start: int, into: memoryview, stop: threading.Event | None = None) -> None:
+        interruptible(lambda: super(S3File, self).read(start, into, stop))
 
     def fetch(self, start: int, stop: int) -> Iterator[Buffer]:
         import obstore
@@ -154,4 +218,5 @@ class S3File(RemoteFile):
             if (now := _identity(answer.meta)) != self.identity:
                 what = f"is another object than was listed: it was {self.identity}; now {now}"
                 raise RemoteError(Problem(self.where, what, "start again from objects at rest"))
+            self._digest = answer.attributes.get(DIGEST)
             yield from answer.stream(min_chunk_size=1 << 20)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from shardc.checkpoint import (
     CONFIG,
@@ -33,6 +35,9 @@ from shardc.index import (
     read_index,
 )
 from shardc.reading import read_json, regular_file
+from shardc.remote import AnyFile, here
+
+CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,17 @@ def open_shard_set(path: Path) -> ShardSet:
 
 
 def read_shard_headers(
-    folder: Path, index: Index, names: Iterable[str], *, rank: int | None = None
+    folder: Path,
+    index: Index,
+    names: Iterable[str],
+    *,
+    rank: int | None = None,
+    at: Callable[[Path], AnyFile] = here,
 ) -> tuple[dict[str, Header], list[Problem]]:
     """The headers of these files of a component, and all that stands against them.
 
     A problem is a file that is missing (`rank`: whose need of it to name), damaged, of another
-    size than the index says, or another set's.
+    size than the index says, or another set's. at: what to read in the place of a file.
     """
     headers: dict[str, Header] = {}
     problems: list[Problem] = []
@@ -80,41 +90,87 @@ def read_shard_headers(
                 missing = Problem(str(path), what, "fetch it again")
             problems.append(missing)
             continue
+        file = at(path)
         try:
-            header = read_header(path)
+            header = read_header(file)
         except CheckpointError as error:
             problems += error.problems
             continue
         if header.file_bytes != entry.size:
             what = f"has {header.file_bytes} bytes, the index says {entry.size}"
-            problems.append(Problem(str(path), what))
+            problems.append(Problem(str(file), what))
         problems += [
-            Problem(str(path), reason)
+            Problem(str(file), reason)
             for reason in metadata_problems(index, entry, header.metadata)
         ]
         headers[name] = header
     return headers, problems
 
 
-def header_problems(folder: Path, index: Index, headers: Mapping[str, Header]) -> list[Problem]:
+def header_problems(
+    folder: Path,
+    index: Index,
+    headers: Mapping[str, Header],
+    *,
+    at: Callable[[Path], AnyFile] = here,
+) -> list[Problem]:
     """Headers that are not those that were built, told without a look at the data.
 
-    A file's digest is over its header and its tensors' digests, and the index states both.
+    A file's digest is over its header and its tensors' digests, and the index states both. at:
+    what to read in the place of a file.
     """
-    stated: dict[str, dict[str, str]] = {name: {} for name in headers}
+    stated = stated_digests(index, headers)
+    problems = []
+    for name, header in headers.items():
+        digests = [stated[name].get(tensor.name, "") for tensor in header.tensors]
+        path = at(folder / name)
+        with regular_file(path) as (file, _):
+            raw = file.read(header.data_start)
+        if file_digest(raw, digests) != index.files[name].digest:
+            what = "its header does not have the digest that the index states"
+            problems.append(Problem(str(path), what, "fetch it again"))
+    return problems
+
+
+def stated_digests(index: Index, files: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The digests of the tensors in each of these files, by the index."""
+    stated: dict[str, dict[str, str]] = {name: {} for name in files}
     for name, tensor in index.tensors.items():
         for shard in tensor.shards:
             if shard.file in stated:
                 stated[shard.file][name] = shard.digest
-    problems = []
-    for file_name, header in headers.items():
-        digests = [stated[file_name].get(tensor.name, "") for tensor in header.tensors]
-        with regular_file(folder / file_name) as (file, _):
-            raw = file.read(header.data_start)
-        if file_digest(raw, digests) != index.files[file_name].digest:
-            what = "its header does not have the digest that the index states"
-            problems.append(Problem(str(folder / file_name), what, "fetch it again"))
-    return problems
+    return stated
+
+
+def data_problems(path: Path, index: Index, name: str) -> list[Problem]:
+    """What a file that should be the index's `name` has otherwise, by its digest: reads all of it.
+
+    With the header and each tensor as they were built, nothing in it can be another.
+    """
+    try:
+        header = read_header(path)
+    except CheckpointError as error:
+        return list(error.problems)
+    found = []
+    with regular_file(path) as (file, _):
+        raw = file.read(header.data_start)
+        for tensor in header.tensors:  # in the file's order, and without gaps
+            state = xxhash.xxh3_128()
+            for at in range(0, tensor.size_bytes, CHUNK_BYTES):
+                state.update(file.read(min(CHUNK_BYTES, tensor.size_bytes - at)))
+            found.append(state.hexdigest())
+    if file_digest(raw, found) == index.files[name].digest:
+        return []
+    stated = stated_digests(index, [name])[name]
+    wrong = [t.name for t, d in zip(header.tensors, found, strict=True) if stated.get(t.name) != d]
+    what = "does not have the digest that the index states"
+    return [Problem(str(path), f"{what}: {_some(wrong)}" if wrong else what)]
+
+
+def _some(names: list[str]) -> str:
+    """The tensors that a message is about, the first of many."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"tensor {', '.join(map(repr, names[:3]))}{more}"
 
 
 def as_component(shard_set: ShardSet, name: str) -> Component:

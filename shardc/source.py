@@ -33,6 +33,9 @@ def read_mirror(mirror: Mirror, *, variant: str | None = None) -> Checkpoint:
     """The checkpoint that a mirror stands for; CheckpointError, RemoteError."""
     with mirror.told():
         found = open_checkpoint(mirror.path, variant=variant, at=mirror.at)
+    carried = [found.path / name for name in found.extras]
+    carried += [part.path / name for part in found.components for name in part.extras]
+    mirror.narrow(carried)
     return _of_repo(replace(found, mirror=mirror), mirror.remote.pinned)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import shardc
 from shardc.checkpoint import CONFIG, Component, Stored
 from shardc.compare import read_bytes
 from shardc.errors import Problem, ShardSetError
-from shardc.execute import Digests, default_workers, execute
+from shardc.execute import Digests, execute
 from shardc.index import (
     FORMAT_VERSION,
     REPO_VERSION,
@@ -34,6 +35,8 @@ from shardc.workspace import Workspace
 DEFAULT_MEMORY_BYTES = 64 * 1024 * 1024
 REMOTE_MEMORY_BYTES = 96 * 1024 * 1024
 REMOTE_WORKERS = 8  # each waits for a server most of its time, with a range in flight
+# Two threads keep a disk busy while a third computes; more only contend.
+LOCAL_WORKERS = min(3, max(2, os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def write_shards(
         work.journal.add_tensors(component.name, done)
 
     remote = any(isinstance(file.path, RemoteFile) for file in component.files)
-    workers = REMOTE_WORKERS if remote else default_workers()
+    workers = REMOTE_WORKERS if remote else LOCAL_WORKERS
     memory_bytes = REMOTE_MEMORY_BYTES if remote else DEFAULT_MEMORY_BYTES
     digests = execute(
         component.files,

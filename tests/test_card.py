@@ -113,6 +113,19 @@ def test_another_degree_is_a_row_more() -> None:
     assert rows(again)[0][6] == "hf://a/b@0123"
 
 
+def test_line_ends_of_another_editor() -> None:
+    text = render(FACTS)
+    new = with_degree(text.replace("\n", "\r\n"), replace(FACTS.degree, tp=64, folder="tp64"))
+    assert new is not None
+    assert "`tp64`" in new
+    assert new.count("| `tp") == text.count("| `tp") + 1
+
+
+def test_a_license_that_a_terminal_would_obey() -> None:
+    facts = replace(FACTS, license={"license": "other", "license_name": "\x1b[31mred\nline"})
+    assert "license (\\x1b[31mred\\nline) goes" in render(facts)
+
+
 def test_two_folders_of_one_degree_are_two_rows() -> None:
     text = with_degree(render(FACTS), replace(DEGREE, folder="tp8-native", profile="native"))
     assert text is not None
@@ -146,6 +159,7 @@ def test_tags_that_are_not_to_be_added(change: Callable[[str], str]) -> None:
         ("---\nlicense: mit\n---\n# x\n", {"license": "mit"}),
         ("---\nlicense: [mit, apache-2.0]\n---\n", {"license": ["mit", "apache-2.0"]}),
         ("---\nlicense: 5\nlicense_name: a\n---\n", {"license_name": "a"}),
+        ("---\na: &a [b, c]\nlicense: [*a, *a]\nlicense_name: {d: e}\n---\n", {}),
         ("# no front matter\n", {}),
         ("---\n- a list\n---\n", {}),
         ("---\nlicense: [broken\n---\n", {}),

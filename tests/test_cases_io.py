@@ -30,6 +30,7 @@ import xxhash
 import shardc
 from shardc.errors import CheckpointError, ShardSetError
 from shardc.header import read_header
+from shardc.shardset import open_shard_set
 from tests import checkpoints as ck
 from tests import ranks
 from tests.tiny import tiny
@@ -62,7 +63,7 @@ def test_e02_a_short_file_is_refused_before_a_read(tmp_path: Path, cut: Any) -> 
 
 def held_of(path: Path) -> Any:
     """A rank's tensors, opened and not yet read."""
-    return storage.open_rank(path, storage.open_shard_set(path).components[""], 1)
+    return storage.open_rank(path, open_shard_set(path).components[""], 1)
 
 
 def test_g01_a_file_cut_while_it_is_read_is_an_error_with_path_and_offset(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_g01_network_mounts_are_read_not_mapped(
     file.path.read_bytes()  # now it is cached
     device = tmp_path.stat().st_dev
     mount = f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw shared:1 - "
-    for kind, way in (("ext4", "mapped"), ("nfs4", "buffered"), ("fuse.sshfs", "buffered")):
+    for kind, way in (("ext4", "cached"), ("nfs4", "buffered"), ("fuse.sshfs", "buffered")):
         (tmp_path / "mounts").write_text(f"22 1 0:999 / / rw - btrfs x rw\n{mount}{kind} x rw\n")
         monkeypatch.setattr(reads, "MOUNTS", tmp_path / "mounts")
         assert reads.choose("auto", file.memory, file.path, shared=False) == way

@@ -586,6 +586,17 @@ def test_max_part_size(flux: Path, here: Path) -> None:
     assert run("verify", "out", "--source", flux, "-q").output == ""
 
 
+def test_j01_a_tensor_that_no_part_can_hold(flux: Path, here: Path) -> None:
+    """Case J01: a limit that was asked for is kept, or the plan says which tensor is too large."""
+    tensors = said("plan", flux, "--tp", 2)["components"][0]["largest_replicated"]
+    largest = tensors[0]["bytes"]
+    for command in ("plan", "build"):
+        done = run(command, flux, "--tp", 2, "--max-part-size", str(largest - 1), status=1)
+        assert f"takes {largest} bytes" in done.stderr
+        assert f"--max-part-size is {largest - 1}" in done.stderr
+    assert not list(here.iterdir())
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

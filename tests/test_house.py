@@ -55,6 +55,12 @@ HOUSE = (
     "push_hub",
     "push_s3",
     "push",
+    "cache",
+    "fetch",
+    "find",
+    "needs",
+    "hub_cache",
+    "pull",
     "execute",
     "journal",
     "files",
@@ -72,7 +78,7 @@ HEAVY = ("torch", "diffusers", "transformers", "huggingface_hub", "accelerate", 
 # Each imports these inside its functions: who asks for nothing remote does not pay for them.
 MAY_IMPORT = {
     "derive": {"torch", "diffusers", "transformers", "accelerate"},
-    **{name: {"huggingface_hub"} for name in ("hub", "hub_branch", "card", "push_hub", "pull", "cache")},
+    **{name: {"huggingface_hub"} for name in ("hub", "hub_branch", "hub_cache", "card", "push_hub")},
 }
 
 

@@ -32,7 +32,7 @@ from tests.servers.s3 import S3
 
 REPO = "me/model"
 README = "---\nlicense: other\nlicense_name: tiny-nc\nlicense_link: LICENSE.md\n---\n# Tiny\n"
-CLI = [sys.executable, "-c", "from shardc.cli.shipping import push; push()"]
+CLI = [sys.executable, "-m", "shardc", "push"]
 TOKEN = HubOptions(token="hf_owner")
 
 
@@ -174,9 +174,8 @@ def test_branch_private_and_message(hub: Hub, sets: dict[int, Path]) -> None:
     assert hub.repos[REPO].at("v2/next").title == "Ship it"
     assert holds(hub, "tp2", sets[2], "v2/next")
     assert not any("tp2" in name for name in hub.files(REPO))
-    assert (
-        'load_pipeline("hf://me/model@v2/next")' in hub.read(REPO, "README.md", "v2/next").decode()
-    )
+    card = hub.read(REPO, "README.md", "v2/next").decode()
+    assert 'load_pipeline("hf://me/model@v2%2Fnext")' in card
 
 
 def test_somebodys_own_readme_is_left_alone(hub: Hub, sets: dict[int, Path]) -> None:
@@ -283,6 +282,15 @@ def test_killed_halfway(hub: Hub, sets: dict[int, Path]) -> None:
     assert holds(hub, "tp2", sets[2])
 
 
+def test_an_interrupt_waits_for_no_upload(hub: Hub, sets: dict[int, Path]) -> None:
+    hub.faults.append(Fault("stall", path="/upload/", skip=3))
+    process = run(hub, str(sets[2]), REPO)
+    hub.wait_for("/upload/", "PUT", count=4)
+    process.send_signal(signal.SIGINT)
+    assert "interrupted" in process.communicate(timeout=10)[1]
+    assert process.returncode == 130
+
+
 def test_xet(sets: dict[int, Path], tmp_path: Path) -> None:
     pytest.importorskip("hf_xet")
     with Hub(tmp_path / "hub", xet=True) as hub:
@@ -358,6 +366,12 @@ def test_targets_that_cannot_be(hub: Hub, sets: dict[int, Path], tmp_path: Path)
         push(sets[2], "model", options=TOKEN)
     with pytest.raises(LocationError, match="path on this machine"):
         push(sets[2], str(sets[4]), options=TOKEN)
+    for folder in ("a/b/c.txt/tp2", "README.md", ".git/tp2"):
+        with pytest.raises(LocationError, match=r"is a file of the repo|is hidden"):
+            push(sets[2], f"{REPO}/{folder}", options=TOKEN)
+    for address in (f"{REPO}/x.safetensors", "s3://bucket/x.safetensors"):
+        with pytest.raises(LocationError, match="is the address of a file"):
+            push(sets[2], address)
     with pytest.raises(LocationError, match="me/mo--del"):
         push(sets[2], "hf://me/mo--del", options=TOKEN)
     with pytest.raises(LocationError, match="not a repo"):
@@ -466,6 +480,62 @@ def test_s3_interrupted(s3: S3, sets: dict[int, Path]) -> None:
     s3.faults.clear()
     push(sets[4], "s3://bucket/b")
     assert in_bucket(s3, "b") == ck.contents(sets[4])
+
+
+def test_s3_another_push_meanwhile(s3: S3, sets: dict[int, Path]) -> None:
+    address = "s3://bucket/both"
+    push(sets[2], address)
+    told: list[int] = []
+
+    def tell(count: int) -> None:
+        told.append(count)
+        if len(told) == 5:
+            push(sets[2], address)
+
+    def bar(what: str, _: int) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(tell if what == "push" else lambda _: None)
+
+    with pytest.raises(RemoteError, match="another push to it runs"):
+        push(sets[4], address, bar=bar)
+    assert in_bucket(s3, "both") == ck.contents(sets[2])
+
+
+def test_s3_a_push_that_still_sends(
+    s3: S3, sets: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardc.shipment import Shipment
+
+    def late(_: Shipment) -> None:
+        s3.put("bucket", "late/vae/more.txt", b"from another")
+
+    monkeypatch.setattr(Shipment, "check", late)
+    with pytest.raises(RemoteError, match=r"ran meanwhile .*there is no set at s3://bucket/late"):
+        push(sets[2], "s3://bucket/late")
+    assert not is_set(in_bucket(s3, "late"))
+
+
+def test_s3_where_a_console_made_folders(s3: S3, sets: dict[int, Path]) -> None:
+    for folder in ("", "transformer/", "vae/"):
+        s3.put("bucket", f"folders/{folder}", b"")
+    push(sets[2], "s3://bucket/folders")
+    assert push(sets[2], "s3://bucket/folders").up_to_date
+    assert ck.contents(sets[2]).items() <= in_bucket(s3, "folders").items()
+
+
+def test_s3_at_no_time_is_there_half_a_set(s3: S3, sets: dict[int, Path]) -> None:
+    for steps in (0, 1, 2, 3, 8, 10, 11, 12, 20):
+        s3.faults.clear()
+        push(sets[2], "s3://bucket/steps")
+        s3.faults.append(Fault("status", method="PUT|POST|DELETE", status=403, skip=steps))
+        try:
+            push(sets[4], "s3://bucket/steps")
+            break
+        except RemoteError:
+            there = in_bucket(s3, "steps")
+            there.pop(MARKER, None)
+            assert not is_set(there) or there in map(ck.contents, sets.values())
+    assert steps > 8
+    assert in_bucket(s3, "steps") == ck.contents(sets[4])
 
 
 @pytest.mark.parametrize("kind", ["status", "reset", "cut"])

@@ -55,11 +55,13 @@ def test_a_file_that_ends_early(path: Path) -> None:
         list(file.pieces(SIZE - 10, SIZE + 10))
 
 
-def test_the_choice_follows_the_page_cache(path: Path) -> None:
+def test_the_choice_follows_the_page_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
         assert path.read_bytes()  # now it is cached
         assert reads.resident_share(memory) == 1.0
-        assert reads.choose("auto", memory, path, shared=False) == "mapped"
+        assert reads.choose("auto", memory, path, shared=False) == "cached"
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         share = reads.resident_share(memory)
@@ -68,6 +70,8 @@ def test_the_choice_follows_the_page_cache(path: Path) -> None:
         assert reads.choose("auto", memory, path, shared=False) == "direct"
         assert reads.choose("auto", memory, path, shared=True) == "buffered"
         assert reads.choose("mapped", memory, path, shared=True) == "mapped"
+        monkeypatch.setattr(reads, "was_asked_for", lambda _: True)  # it is being read ahead
+        assert reads.choose("auto", memory, path, shared=False) == "buffered"
 
 
 def test_what_is_asked_for(path: Path) -> None:

@@ -15,7 +15,7 @@ from shardc import builder, remote
 from shardc.errors import CheckpointError, OutputError, RemoteError
 from shardc.writing import Resources
 from tests import checkpoints as ck
-from tests.remotes import KINDS, REPO, TWENTIETH, WEIGHTS, Place, copy_into_cache, opened
+from tests.places import KINDS, REPO, TWENTIETH, WEIGHTS, Place, copy_into_cache, opened
 from tests.servers.faults import Fault
 from tests.servers.hub import Hub
 

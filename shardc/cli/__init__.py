@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+from typing import Any
+
 import click
 
 import shardc
@@ -10,10 +15,32 @@ from shardc.cli.checking import inspect, verify
 from shardc.cli.converting import merge, reshard
 from shardc.cli.demonstrating import demo
 from shardc.cli.manifests import manifest
+from shardc.cli.output import INTERRUPTED, TERMINATED
+from shardc.cli.pulling import pull
 from shardc.cli.shipping import push
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Program(click.Group):
+    def main(self, args: Any = None, *more: Any, **options: Any) -> Any:
+        try:
+            return super().main(args, *more, **options)
+        except SystemExit as end:
+            if args is None and end.code in (INTERRUPTED, TERMINATED):
+                _leave(end.code)
+            raise
+
+
+def _leave(code: int) -> None:
+    """End this process, whatever its libraries' threads still wait for: Python would join them."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@click.group(
+    cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(shardc.__version__, prog_name="shardc")
 def main() -> None:
     """Pre-shard diffusion checkpoints for tensor parallelism, offline and bit-exact.
@@ -28,5 +55,5 @@ def main() -> None:
     """
 
 
-for command in (build, plan, inspect, verify, merge, reshard, push, manifest, demo):
+for command in (build, plan, inspect, verify, merge, reshard, push, pull, manifest, demo):
     main.add_command(command)

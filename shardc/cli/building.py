@@ -47,11 +47,16 @@ def make_plan(
     from shardc import api
 
     options["components"] = options["components"] or None
+    part_bytes = options.pop("max_part_bytes")
+    if part_bytes is not None:
+        options["max_part_bytes"] = part_bytes
     try:
         planned = api.plan(src, **options)
     except PlanError as error:
         raise PlanError([*error.problems, *_legal_hint(src, options)]) from error
     problems: list[Problem] = []
+    if part_bytes is not None:
+        problems += _too_large(planned, part_bytes)
     if target is not None:
         from shardc import targets
 
@@ -61,6 +66,21 @@ def make_plan(
 
         problems += check_plan(planned)
     return planned, problems
+
+
+def _too_large(planned: Plan, part_bytes: int) -> list[Problem]:
+    """Tensors that no part of the size that was asked for can hold: a tensor is never cut."""
+    return [
+        Problem(
+            f"tensor {info.name!r}",
+            f"takes {info.size_bytes} bytes of {file.name}, --max-part-size is {part_bytes}",
+            "allow larger parts, or choose a higher degree",
+        )
+        for part in planned.components
+        for file in part.files
+        for info in file.tensors
+        if info.size_bytes > part_bytes
+    ]
 
 
 def _legal_hint(src: str, options: dict[str, Any]) -> list[Any]:

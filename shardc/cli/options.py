@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from shardc.writing import Resources
 
 F = TypeVar("F", bound=Callable[..., Any])
-PATH = click.Path(path_type=Path)
+
+
+class _Local(click.Path):
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if "://" in str(value):
+            self.fail(f"{value!r} is an address: this takes a path on this machine", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Local(path_type=Path)
 TARGET_NAMES = ("trn1", "inf2", "trn2", "trn3")
 
 
@@ -121,9 +130,9 @@ planning_options = stacked(
         "--max-part-size",
         "max_part_bytes",
         type=Size(),
-        default="4GB",
-        show_default=True,
-        help="Cut larger shard files into parts.",
+        metavar="SIZE",
+        help="Cut larger shard files into parts, and refuse a tensor that is larger.  "
+        "[default: 4GB, and a larger tensor is a part of its own]",
     ),
     click.option(
         "--profile",
