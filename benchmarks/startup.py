@@ -25,7 +25,8 @@ from benchmarks.shapes import Workplace, rank_files, source_files
 REFERENCE = "diffusers"
 ABOUT = {
     "diffusers": "from_pretrained with a TensorParallelConfig, of the full checkpoint",
-    "shardc": "load_model of the shard set, by large reads",
+    "shardc": "prefetch before torch is imported, then load_model of the shard set",
+    "shardc, no prefetch": "load_model of the shard set, by large reads past the page cache",
     "shardc, mapped": "load_model of the shard set, by its mapping, then every page touched",
     "shardc, native": "load_model of a set of profile native: the tensors that diffusers has",
     "imports": "torch and the model's class imported, nothing loaded: the floor of both",
@@ -74,6 +75,7 @@ class Job:
                 "source": str(self.place.source),
                 "shards": str(shards),
                 "reads": "mapped" if variant == "mapped" else "direct",
+                "prefetch": variant in ("", "native"),
                 "meet": f"{folder}/meet",
                 "begun": time.monotonic(),
             }

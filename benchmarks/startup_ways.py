@@ -62,6 +62,10 @@ def join(job: Job) -> None:
 
 
 def shardc(job: Job, phases: Phases) -> Any:
+    if job["prefetch"]:
+        from shardc.loaders import prefetch
+
+        prefetch(job["shards"], job["rank"])
     with phases("import torch"):
         import torch  # noqa: F401
     with phases("import model"):

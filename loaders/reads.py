@@ -99,7 +99,8 @@ def choose(reads: Reads, memory: mmap.mmap | None, path: AnyFile, *, shared: boo
     memory: the file's mapping, None where it has none. shared: other ranks read it too, so it goes
     through the page cache, which then reads the disk once for all of them.
     """
-    past_the_cache: Way = "buffered" if shared else "direct"
+    asked = isinstance(path, Path) and was_asked_for(path)  # it is on its way into the page cache
+    past_the_cache: Way = "buffered" if shared or asked else "direct"
     if reads == "direct":
         return past_the_cache
     if memory is None or isinstance(path, RemoteFile):
@@ -107,10 +108,9 @@ def choose(reads: Reads, memory: mmap.mmap | None, path: AnyFile, *, shared: boo
     if reads == "mapped":
         return "mapped"
     share = resident_share(memory)
-    asked = was_asked_for(path)
     if share is not None and share < CACHED_SHARE and not asked:
         return past_the_cache
-    if is_remote(path) or (asked and share != 1):  # what was asked for is on its way to the cache
+    if is_remote(path) or (asked and share != 1):
         return "buffered"
     return "cached" if share == 1 else "mapped"
 

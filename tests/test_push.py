@@ -482,7 +482,12 @@ def test_s3_interrupted(s3: S3, sets: dict[int, Path]) -> None:
     assert in_bucket(s3, "b") == ck.contents(sets[4])
 
 
-def test_s3_another_push_meanwhile(s3: S3, sets: dict[int, Path]) -> None:
+def test_s3_another_push_meanwhile(
+    s3: S3, sets: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardc import push_s3
+
+    monkeypatch.setattr(push_s3, "FILES_AT_ONCE", 1)  # else the first may still be sending some
     address = "s3://bucket/both"
     push(sets[2], address)
     told: list[int] = []
