@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardc.loaders.pages import Span
 from shardc.loaders.ahead import needed, prefetch
+from shardc.loaders.pages import Span
 from shardc.loaders.reads import resident_share
 from tests import checkpoints as ck
 from tests.tiny import tiny

@@ -78,7 +78,7 @@ HEAVY = ("torch", "diffusers", "transformers", "huggingface_hub", "accelerate", 
 # Each imports these inside its functions: who asks for nothing remote does not pay for them.
 MAY_IMPORT = {
     "derive": {"torch", "diffusers", "transformers", "accelerate"},
-    **{name: {"huggingface_hub"} for name in ("hub", "hub_branch", "hub_cache", "card", "push_hub")},
+    **{n: {"huggingface_hub"} for n in ("hub", "hub_branch", "hub_cache", "card", "push_hub")},
 }
 
 

@@ -55,9 +55,7 @@ def test_a_file_that_ends_early(path: Path) -> None:
         list(file.pieces(SIZE - 10, SIZE + 10))
 
 
-def test_the_choice_follows_the_page_cache(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_choice_follows_the_page_cache(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
         assert path.read_bytes()  # now it is cached
         assert reads.resident_share(memory) == 1.0
