@@ -35,7 +35,13 @@ class DeviceError(ShardcError):
 
 
 class Lane(Protocol):
-    """The way onto one device, for as long as a load takes."""
+    """The way onto one device, for as long as a load takes.
+
+    threads: how many may put at once. One does not fill the way from the page cache where the copy
+    is the host's work.
+    """
+
+    threads: int
 
     def put(self, view: torch.Tensor, done: Done | None = None) -> torch.Tensor:
         """The view's values on the device; `done` hears of each slice that the device has."""
@@ -116,6 +122,8 @@ def _unreserved(api: Any, device: torch.device) -> int | None:
 
 
 class _Cpu:
+    threads = 1
+
     def __init__(self, device: torch.device) -> None:
         pass
 
@@ -132,6 +140,8 @@ class _Cpu:
 class _Neuron:
     """Blocking copies straight from the mapping: an asynchronous one, a cast or a strided source
     would each make the runtime allocate on the host."""
+
+    threads = 2
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -174,6 +184,8 @@ def _event() -> torch.cuda.Event:
 
 class _Cuda:
     """A ring of pinned buffers: one is filled from the mapping while the other is on its way."""
+
+    threads = 1
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -218,6 +230,8 @@ class _Cuda:
 
 class _Xla:
     """The older Neuron stack, by the XLA device's own means."""
+
+    threads = 1
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -182,11 +183,16 @@ def _place_mapped(
     spans: Sequence[Span | None],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors onto the device from their mapping; `spans` are what to read ahead of that."""
-    with ReadAhead(spans) as ahead:
-        for name, file, info in held:
+    if not held:
+        return
+    with ReadAhead(spans) as ahead, ThreadPoolExecutor(way.threads, "shardc-put") as pool:
+
+        def place(name: str, file: MappedFile, info: TensorInfo) -> tuple[str, torch.Tensor]:
             with _named(name):
-                placed = way.put(file.view(info), _given_back(file, file.span(info), ahead))
-            yield name, placed
+                done = _given_back(file, file.span(info), ahead)
+                return name, way.put(file.view(info), done)
+
+        yield from (map if way.threads == 1 else pool.map)(place, *zip(*held, strict=True))
 
 
 def _given_back(
