@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class Job:
     synced: bool
     everything: bool = False  # of the page cache is dropped
     profile: str = "compact"
+    address: str | None = None  # that shardc builds from instead, by this environment
+    environment: Mapping[str, str] | None = None
 
     @property
     def target(self) -> Path:
@@ -48,7 +50,7 @@ class Job:
     def run(self, name: str) -> Sample:
         self.prepare()
         try:
-            return run_commands(self.steps(name))
+            return run_commands(self.steps(name), self.environment)
         finally:
             self.clear()
 
@@ -75,8 +77,8 @@ class Job:
             ]
             return [["cp", "-r", source, target], *([["sync", *copied]] if self.synced else [])]
         if name == "shardc":
-            step = [sys.executable, "-m", "shardc", "build", source, "--tp", str(self.tp)]
-            step += ["-o", target, "--profile", self.profile, "--json"]
+            step = [sys.executable, "-m", "shardc", "build", self.address or source]
+            step += ["--tp", str(self.tp), "-o", target, "--profile", self.profile, "--json"]
             return [step if self.synced else [*step, "--no-fsync"]]
         layout = self.out / "layout.json"
         layout.write_text(json.dumps(build_ways.layout(self.source, self.tp, self.profile)))

@@ -1,12 +1,12 @@
 """`python -m benchmarks growth`: how a build's time and memory grow, against copying its files.
 
-Each axis is a generator of points. One more kind of source, a hub at some latency say, is one more
-axis in AXES: its points name another `source`.
+Each axis is a generator of points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from shardc.resolve import legal_degrees
 GB = 1e9
 SIZES_GB = (1, 2, 4, 8, 16)
 DEGREES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+LATENCIES_MS = (0, 20, 100)
 TENSORS = (1_000, 10_000, 100_000)
 FEW_TENSORS = (50, 100)  # where the shape is a tiny one
 SHARES = (0.25, 0.5, 1.0)  # of the single blocks of a shape that is no published model's
@@ -28,13 +29,18 @@ SHARES = (0.25, 0.5, 1.0)  # of the single blocks of a shape that is no publishe
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A source and a degree, and where it lies on the axis. `passing`: remove the source after."""
+    """A source and a degree, and where it lies on the axis. `passing`: remove the source after.
+
+    address, environment: what shardc builds from instead, and how it gets there.
+    """
 
     group: str
     x: float
     place: Workplace
     tp: int
     passing: bool
+    address: str | None = None
+    environment: Mapping[str, str] | None = None
 
 
 def _bytes_of(shape: Shape) -> int:
@@ -83,10 +89,30 @@ def by_tensors(shape: Shape, folder: Path, tp: int) -> Iterator[Point]:
         yield Point(f"tensors: {count}", count, place, degree, passing=True)
 
 
+def by_latency(shape: Shape, folder: Path, tp: int) -> Iterator[Point]:
+    """The same source, streamed from a Hub on this machine that answers after so many ms.
+
+    The server is a Python process's threads: at no latency it takes about as much of the processor
+    as the build does.
+    """
+    from tests.servers.hub import Hub
+
+    place = Workplace(shape, folder)
+    source = place.make_source()
+    with tempfile.TemporaryDirectory(dir=folder) as home, Hub(Path(home, "hub")) as hub:
+        hub.upload("org/model", source)
+        environment = {**hub.environ, "HF_HOME": str(Path(home, "hf"))}
+        for latency in LATENCIES_MS:
+            hub.latency = latency / 1000
+            group = f"latency: {latency} ms"
+            yield Point(group, latency, place, tp, False, "org/model", environment)
+
+
 AXES: dict[str, Callable[[Shape, Path, int], Iterator[Point]]] = {
     "size": by_size,
     "degree": by_degree,
     "tensors": by_tensors,
+    "latency": by_latency,
 }
 
 
@@ -97,7 +123,13 @@ def run(
     results: list[Result] = []
     for axis in axes or AXES:
         for point in AXES[axis](shape, folder, template.tp):
-            job = replace(template, source=point.place.source, tp=point.tp)
+            job = replace(
+                template,
+                source=point.place.source,
+                tp=point.tp,
+                address=point.address,
+                environment=point.environment,
+            )
             matches = [
                 replace(match, group=point.group, x=point.x)
                 for match in build.matches(job, ["shardc"])

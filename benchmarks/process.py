@@ -86,8 +86,12 @@ class Sampler:
 # --- commands -------------------------------------------------------------------------------------
 
 
-def run_commands(steps: Sequence[Sequence[str]]) -> Sample:
+def run_commands(
+    steps: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None
+) -> Sample:
     """Run commands one after another and measure them as one, their start and end included.
+
+    environment: what to set besides this process's own.
 
     What the last prints on stdout may be a JSON object that has `seconds`: its own time, kept as
     phase "work".
@@ -98,7 +102,9 @@ def run_commands(steps: Sequence[Sequence[str]]) -> Sample:
     begun = time.monotonic()
     for step in steps:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(step, stdout=out, stderr=log, cwd=ROOT)
+            process = subprocess.Popen(
+                step, stdout=out, stderr=log, cwd=ROOT, env={**os.environ, **(environment or {})}
+            )
             with Sampler([process.pid]) as sampler:
                 # it stays a zombie until its figures are read
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -89,10 +89,10 @@ def test_build(place: Workplace) -> None:
 @pytest.mark.slow
 def test_growth(place: Workplace) -> None:
     plot = place.folder / "growth.svg"
-    found = measure(
-        place, "growth", "--rounds", "1", "--axis", "tensors", "--cold", "--plot", str(plot)
-    )
-    assert met(found) == [(f"tensors: {n}", "cp", "shardc") for n in (50, 100)]
+    axes = ("--axis", "tensors", "--axis", "latency")
+    found = measure(place, "growth", "--rounds", "1", *axes, "--cold", "--plot", str(plot))
+    groups = ["tensors: 50", "tensors: 100", "latency: 0 ms", "latency: 20 ms", "latency: 100 ms"]
+    assert met(found) == [(group, "cp", "shardc") for group in groups]
     assert all(len(result.pairs) == 1 for result in found.results)
     assert "tensors" in plot.read_text()
     assert plot.stat().st_size < 60_000
