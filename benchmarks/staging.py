@@ -1,12 +1,13 @@
 """A stand-in for a device: what is copied to it goes into one reused buffer on the host.
 
 It is torch's meta device, whose tensors have no memory, with a copy that does the work of a
-transfer: each byte is copied once. So every loader runs its own code, down to `tensor.to(device)`,
-and nobody pays for fresh memory.
+transfer: each byte is copied once, into a buffer of the thread that copies. So every loader runs
+its own code, down to `tensor.to(device)`, and nobody pays for fresh memory.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -24,7 +25,8 @@ class Staging:
     """
 
     def __init__(self, *, check: bool = False) -> None:
-        self._buffer = torch.zeros(BUFFER_BYTES, dtype=torch.uint8)
+        self._own = threading.local()  # a buffer for each thread that copies
+        self._lock = threading.Lock()
         self._check = check
         self.forget()
         self._library = torch.library.Library("aten", "IMPL")
@@ -43,9 +45,15 @@ class Staging:
 
     def take(self, flat: torch.Tensor) -> None:
         """Copy bytes through the buffer."""
+        buffer = getattr(self._own, "buffer", None)
+        if buffer is None:
+            buffer = self._own.buffer = torch.zeros(BUFFER_BYTES, dtype=torch.uint8)
         for piece in torch.split(flat, BUFFER_BYTES):
-            self._buffer[: piece.numel()].copy_(piece)
-        self.size_bytes += flat.numel()
+            buffer[: piece.numel()].copy_(piece)
+        added = 0
         if self._check:
             words = flat[: flat.numel() // 2 * 2].view(torch.int16)
-            self.checksum += sum(int(part.sum(dtype=torch.int64)) for part in words.split(1 << 22))
+            added = sum(int(part.sum(dtype=torch.int64)) for part in words.split(1 << 22))
+        with self._lock:
+            self.size_bytes += flat.numel()
+            self.checksum += added
