@@ -7,6 +7,7 @@ its own code, down to `tensor.to(device)`, and nobody pays for fresh memory.
 
 from __future__ import annotations
 
+import queue
 import threading
 import warnings
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 BUFFER_BYTES = 16 << 20
+THREADS = 2  # that may copy at once, each through a buffer of its own
 DEVICE = torch.device("meta")
 
 
@@ -25,7 +27,9 @@ class Staging:
     """
 
     def __init__(self, *, check: bool = False) -> None:
-        self._own = threading.local()  # a buffer for each thread that copies
+        self._buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        for _ in range(THREADS):
+            self._buffers.put(torch.zeros(BUFFER_BYTES, dtype=torch.uint8))
         self._lock = threading.Lock()
         self._check = check
         self.forget()
@@ -45,11 +49,10 @@ class Staging:
 
     def take(self, flat: torch.Tensor) -> None:
         """Copy bytes through the buffer."""
-        buffer = getattr(self._own, "buffer", None)
-        if buffer is None:
-            buffer = self._own.buffer = torch.zeros(BUFFER_BYTES, dtype=torch.uint8)
+        buffer = self._buffers.get()
         for piece in torch.split(flat, BUFFER_BYTES):
             buffer[: piece.numel()].copy_(piece)
+        self._buffers.put(buffer)
         added = 0
         if self._check:
             words = flat[: flat.numel() // 2 * 2].view(torch.int16)

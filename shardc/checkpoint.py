@@ -15,7 +15,7 @@ from shardc.header import Header, TensorInfo, header_digest, read_header
 from shardc.layout import Piece
 from shardc.mirror import Mirror
 from shardc.reading import read_json
-from shardc.remote import AnyFile
+from shardc.remote import AnyFile, here
 from shardc.weights import (
     ADAPTER_CONFIG,
     FOREIGN,
@@ -183,12 +183,8 @@ def listed_components(path: Path) -> dict[str, list[str]]:
     return listed
 
 
-def _here(path: Path) -> AnyFile:
-    return path
-
-
 def open_checkpoint(
-    path: Path, *, variant: str | None = None, at: Callable[[Path], AnyFile] = _here
+    path: Path, *, variant: str | None = None, at: Callable[[Path], AnyFile] = here
 ) -> Checkpoint:
     """Read what `path` holds: a pipeline folder, a component folder or a .safetensors file.
 
@@ -272,7 +268,7 @@ def open_component(
     *,
     plain_too: bool = False,
     root: Path | None = None,
-    at: Callable[[Path], AnyFile] = _here,
+    at: Callable[[Path], AnyFile] = here,
 ) -> Component | None:
     """A component folder's tensors, None where it has no weights; `name` is what to call it.
 
