@@ -95,7 +95,7 @@ def _build(
             work.carry(path, name)
         taken = 0
         for component, _ in plan.kept:
-            if any(isinstance(file.path, RemoteFile) for file in component.files):
+            if component.remote:
                 taken += fetch_component(component, work, resources)
                 kept[component.name].add("fetched")
                 continue
@@ -139,11 +139,7 @@ def _snapshot(plan: Plan) -> Snapshot:
 
 def source_bytes(plan: Plan) -> int:
     """The bytes of weights that a build reads, as its progress tells them."""
-    fetched = (
-        component.size_bytes
-        for component, _ in plan.kept
-        if any(isinstance(file.path, RemoteFile) for file in component.files)
-    )
+    fetched = (component.size_bytes for component, _ in plan.kept if component.remote)
     return sum(part.component.size_bytes for part in plan.components) + sum(fetched)
 
 
@@ -214,7 +210,7 @@ def check_headers(component: Component) -> None:
         for part in tensor.stored:
             planned[part.file].add(part.info)
     for number, file in enumerate(component.files):
-        if isinstance(file.path, RemoteFile):
+        if file.remote:
             continue  # each of its reads says which file it must be
         if set(read_header(file.path).tensors) != planned[number]:
             what = "has another header than when it was planned for"

@@ -15,7 +15,7 @@ from shardc.header import Header, TensorInfo, header_digest, read_header
 from shardc.layout import Piece
 from shardc.mirror import Mirror
 from shardc.reading import read_json
-from shardc.remote import AnyFile, here
+from shardc.remote import AnyFile, RemoteFile, here
 from shardc.weights import (
     ADAPTER_CONFIG,
     FOREIGN,
@@ -89,6 +89,10 @@ class SourceFile:
     data_start: int
     size_bytes: int
 
+    @property
+    def remote(self) -> bool:
+        return isinstance(self.path, RemoteFile)
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -121,6 +125,11 @@ class Component:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def remote(self) -> bool:
+        """Whether any of its weights is elsewhere."""
+        return any(file.remote for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +229,11 @@ def _open_file(path: Path, at: Callable[[Path], AnyFile]) -> Checkpoint:
         )
     if "\\" in path.name or path.name != printable(path.name):
         raise CheckpointError(Problem(str(path), "its name has a backslash or control characters"))
-    header = read_header(at(path))
-    if problems := foreign_problems(path, header):
+    headers = {path.name: read_header(at(path))}
+    if problems := foreign_problems(path, headers[path.name]):
         raise CheckpointError(problems)
     check_links([path.parent / CONFIG], path.parent)
     config = _read_config(path.parent, required=True)
-    headers = {path.name: header}
     component = _component("", path.parent, config, headers, None, (CONFIG,), (), at)
     return Checkpoint(path, "file", (component,), (), ())
 

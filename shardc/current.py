@@ -99,7 +99,7 @@ def _is_current(plan: ComponentPlan, folder: Path) -> bool:
         and _all(
             lambda move: _sample_agrees(plan, folder, move),
             plan.moves(),
-            remote=any(isinstance(file.path, RemoteFile) for file in plan.component.files),
+            remote=plan.component.remote,
         )
     )
 

@@ -19,7 +19,7 @@ import xxhash
 from shardc.checkpoint import SourceFile
 from shardc.fileio import Bytes, Output, Source
 from shardc.planner import Move, OutFile
-from shardc.remote import RemoteFile, Stopped, finish, in_background
+from shardc.remote import Stopped, finish, in_background
 from shardc.schedule import Batch, Geometry, Part, chunk_bytes, geometry, schedule
 
 GRACE_S = 1.0  # for answers that are on their way, before they are given up
@@ -68,13 +68,13 @@ def execute(
     at most `memory_bytes`. Raises CheckpointError where a source cannot be read, OutputError
     where an output cannot be written.
     """
-    remote = any(isinstance(source.path, RemoteFile) for source in sources)
-    limit = chunk_bytes(memory_bytes, workers, remote=remote)
+    limit = chunk_bytes(memory_bytes, workers, remote=any(s.remote for s in sources))
     numbered = dict(enumerate(moves))
     digests: dict[int, Digests] = {}
     with ExitStack() as stack:
         readers = [stack.enter_context(Source(source)) for source in sources]
-        writers = [stack.enter_context(Output(folder / file.name, file)) for file in files]
+        outputs = [Output(folder / file.name, file, durable=fsync) for file in files]
+        writers = [stack.enter_context(output) for output in outputs]
         crew = stack.enter_context(_Crew(readers, writers, limit, workers))
 
         def settle(done: Mapping[int, Digests]) -> None:

@@ -29,7 +29,6 @@ from shardc.index import (
 )
 from shardc.layout import Replicate
 from shardc.planner import ComponentPlan, Move, OutFile
-from shardc.remote import RemoteFile
 from shardc.workspace import Workspace
 
 DEFAULT_MEMORY_BYTES = 64 * 1024 * 1024
@@ -88,9 +87,8 @@ def write_shards(
         fresh += len(done)
         work.journal.add_tensors(component.name, done)
 
-    remote = any(isinstance(file.path, RemoteFile) for file in component.files)
-    workers = REMOTE_WORKERS if remote else LOCAL_WORKERS
-    memory_bytes = REMOTE_MEMORY_BYTES if remote else DEFAULT_MEMORY_BYTES
+    workers = REMOTE_WORKERS if component.remote else LOCAL_WORKERS
+    memory_bytes = REMOTE_MEMORY_BYTES if component.remote else DEFAULT_MEMORY_BYTES
     digests = execute(
         component.files,
         folder,

@@ -253,6 +253,33 @@ def test_neither_workers_nor_memory_change_a_byte(dtype: Any, tmp_path: Path) ->
     assert shardc.verify(out, source).ok
 
 
+@pytest.mark.parametrize("fsync", [True, False])
+def test_what_will_be_synced_is_begun_early(
+    fsync: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Now and then, for each file that has as much to write; and it changes no byte."""
+    source, manifest = mixed(tmp_path)
+    shardc.build(source, tmp_path / "whole", 4, manifest=manifest)
+    begun: list[str] = []
+    write_back = fileio.write_back
+
+    def recorded(fd: int) -> None:
+        begun.append(os.readlink(f"/proc/self/fd/{fd}"))
+        write_back(fd)
+
+    monkeypatch.setattr(fileio, "write_back", recorded)
+    monkeypatch.setattr(fileio, "WRITE_BACK_BYTES", 50_000)
+    resources = Resources(fsync=fsync)
+    shardc.build(source, tmp_path / "out", 4, manifest=manifest, resources=resources)
+    assert ck.contents(tmp_path / "out") == ck.contents(tmp_path / "whole")
+    size = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    if fsync:
+        assert len(set(begun)) == 4
+        assert 0 < len(begun) <= size // 50_000
+    else:
+        assert not begun
+
+
 def test_each_source_byte_is_read_once_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
