@@ -25,10 +25,11 @@ from benchmarks.shapes import Workplace, rank_files, source_files
 REFERENCE = "diffusers"
 ABOUT = {
     "diffusers": "from_pretrained with a TensorParallelConfig, of the full checkpoint",
-    "shardc": "prefetch before torch is imported, then load_model of the shard set",
-    "shardc, no prefetch": "load_model of the shard set, by large reads past the page cache",
-    "shardc, mapped": "load_model of the shard set, by its mapping, then every page touched",
-    "shardc, native": "load_model of a set of profile native: the tensors that diffusers has",
+    "shardc": "prefetch before torch is imported, then load_model as on any cpu: views of the "
+    "mapped files, every page touched",
+    "shardc, no prefetch": "the same without prefetch",
+    "shardc, copied": "load_model by large reads into memory of its own, as diffusers has it",
+    "shardc, native": "as shardc, a set of profile native: the tensors that diffusers has",
     "imports": "torch and the model's class imported, nothing loaded: the floor of both",
 }
 NAMES = tuple(ABOUT)[1:]
@@ -74,7 +75,7 @@ class Job:
                 "ranks": len(self.ranks),
                 "source": str(self.place.source),
                 "shards": str(shards),
-                "reads": "mapped" if variant == "mapped" else "direct",
+                "reads": "direct" if variant == "copied" else "auto",
                 "prefetch": variant in ("", "native"),
                 "meet": f"{folder}/meet",
                 "begun": time.monotonic(),
