@@ -24,11 +24,11 @@ from shardc.checkpoint import INDEX_NAME, MODEL_INDEX
 from shardc.errors import Problem, RemoteError, ShardcError
 from shardc.location import S3Location
 from shardc.remote import interruptible, retried, spread
+from shardc.s3 import DIGEST
 from shardc.shipment import Progress, PushReport, Shipment, ShippedFile, stale_files
 
 # Stands while a push runs, or was interrupted: then what lies there may be replaced.
 MARKER = ".shardc-push.json"
-DIGEST = "shardc-digest"  # user metadata: what a rerun knows an equal object by
 CHUNK_BYTES = 8 << 20
 MAX_CHUNKS = 10_000  # S3 takes no more parts of an object
 FILES_AT_ONCE = 4

@@ -28,17 +28,9 @@ from tests.servers.faults import Fault
 from tests.servers.hub import Hub
 from tests.servers.messages import Call, FilePart, Reply
 from tests.servers.s3 import S3
-from tests.test_remote_build import SMALL, built, rules, same, source
+from tests.test_remote_build import SMALL, built, place, rules, same, source
 
-__all__ = ["rules", "source"]  # fixtures
-
-
-@pytest.fixture(params=KINDS)
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    with opened(request.param, tmp_path, monkeypatch) as found:
-        yield found
+__all__ = ["place", "rules", "source"]  # fixtures
 
 
 @pytest.fixture
