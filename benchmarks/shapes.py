@@ -32,6 +32,15 @@ SMALL = FLUX2 | {
     "num_layers": 5,
     "num_single_layers": 20,
 }
+HEADS_64 = FLUX2 | {  # a degree of 64, at klein-9B's width
+    "_diffusers_version": DIFFUSERS_VERSION,
+    "attention_head_dim": 64,
+    "axes_dims_rope": [16, 16, 16, 16],
+    "joint_attention_dim": 12288,
+    "num_attention_heads": 64,
+    "num_layers": 1,
+    "num_single_layers": 6,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ SHAPES = {
         Shape("klein-2b", KLEIN, 0.5),
         Shape("klein-1b", KLEIN, 0.25),
         Shape("small", config=SMALL),  # 0.8 GB: as many tensors as klein-4b, a third as wide
+        Shape("64-heads", config=HEADS_64),  # 3.9 GB
         Shape("tiny", config=MANY | {"num_attention_heads": 8, "num_single_layers": 2}),
     )
 }

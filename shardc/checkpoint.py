@@ -12,7 +12,7 @@ from typing import Any, Literal
 from shardc.errors import CheckpointError, Problem, printable
 from shardc.folders import check_links, files_below
 from shardc.header import Header, TensorInfo, header_digest, read_header
-from shardc.layout import Piece
+from shardc.layout import Span
 from shardc.mirror import Mirror
 from shardc.reading import read_json
 from shardc.remote import AnyFile, RemoteFile, here
@@ -32,26 +32,6 @@ MODEL_INDEX = "model_index.json"
 CONFIG = "config.json"
 
 Kind = Literal["pipeline", "component", "file"]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """[start, stop) of a global dim, found at local index `at` of a stored tensor."""
-
-    start: int
-    stop: int
-    at: int
-
-
-def spans(pieces: Iterable[Piece]) -> tuple[Span, ...]:
-    """Pieces in local order, with where each begins; padding holds nothing of the tensor."""
-    found = []
-    at = 0
-    for piece in pieces:
-        if not piece.zeros:
-            found.append(Span(piece.start, piece.stop, at))
-        at += piece.length
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ No `eval`. `name[2]` is an element of a list, `name[-1]` the last; of a number, 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeGuard
@@ -72,6 +73,7 @@ def as_number(value: Any) -> Fraction:
     raise ExpressionError(f"{value!r:.80} is not a number that a dim can be made of")
 
 
+@functools.lru_cache(maxsize=1024)
 def _parse(text: str) -> ast.expr:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")

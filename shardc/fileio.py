@@ -9,8 +9,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -177,27 +176,34 @@ class Output:
         self.fresh = True
 
     def __enter__(self) -> Output:
-        with self._errors():
-            flags = os.O_RDWR | os.O_NOFOLLOW
-            try:
-                self._fd = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-            except FileExistsError:
-                self._fd = os.open(self._path, flags)
-                self.fresh = False
-            try:
-                _allocate(self._fd, self._plan.size_bytes)
-                self._write_at(0, memoryview(self._plan.header))
-            except BaseException:
-                os.close(self._fd)
-                raise
+        try:
+            self._open()
+        except OSError as error:
+            raise self._failed(error) from error
         return self
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            self._fd = os.open(self._path, flags)
+            self.fresh = False
+        try:
+            _allocate(self._fd, self._plan.size_bytes)
+            self._write_at(0, memoryview(self._plan.header))
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     def write(self, offset: int, data: Bytes) -> None:
-        with self._errors():
+        try:
             self._write_at(self._data_start + offset, data.data)
+        except OSError as error:
+            raise self._failed(error) from error
         if self._durable:
             self._dirty_bytes += data.nbytes  # by several threads: about so many will do
             if self._dirty_bytes >= WRITE_BACK_BYTES:
@@ -205,17 +211,21 @@ class Output:
                 write_back(self._fd)
 
     def read_back(self, offset: int, into: Bytes) -> None:
-        with self._errors():
-            view, at = into.data, self._data_start + offset
+        view, at = into.data, self._data_start + offset
+        try:
             while view:
                 count = os.preadv(self._fd, [view], at)
                 if count == 0:
                     raise OSError(errno.EIO, "the file ends early")
                 view, at = view[count:], at + count
+        except OSError as error:
+            raise self._failed(error) from error
 
     def sync(self) -> None:
-        with self._errors():
+        try:
             os.fsync(self._fd)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def _write_at(self, at: int, view: memoryview) -> None:
         while view:
@@ -224,12 +234,8 @@ class Output:
                 raise OSError(errno.EIO, "nothing could be written")
             view, at = view[count:], at + count
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(write_problem(self._path, error, self._plan.size_bytes)) from error
+    def _failed(self, error: OSError) -> OutputError:
+        return OutputError(write_problem(self._path, error, self._plan.size_bytes))
 
 
 def write_back(fd: int) -> None:

@@ -5,6 +5,7 @@ The format's spec is docs/format.md. The loaders share this module.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
@@ -163,6 +164,7 @@ def rank_stem(rank: int, tp: int) -> str:
     return f"rank-{rank:05d}-of-{tp:05d}"
 
 
+@functools.lru_cache(maxsize=4096)  # a model's blocks are alike
 def placement_entry(placement: Placement) -> PlacementEntry:
     if isinstance(placement, Replicate):
         return PlacementEntry(kind="replicate")
@@ -194,7 +196,8 @@ def placement_json(placement: Placement) -> dict[str, Any]:
     return placement_entry(placement).model_dump(exclude_defaults=True)
 
 
-def range_entries(pieces: Iterable[Piece]) -> tuple[tuple[int, int] | Zeros, ...]:
+@functools.lru_cache(maxsize=4096)
+def range_entries(pieces: tuple[Piece, ...]) -> tuple[tuple[int, int] | Zeros, ...]:
     return tuple(
         Zeros(zeros=piece.stop) if piece.zeros else (piece.start, piece.stop) for piece in pieces
     )

@@ -5,6 +5,7 @@ Pure arithmetic on sizes; one home for head counts, so that plan, writer and loa
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,6 +98,27 @@ def padding(length: int) -> Piece:
     return Piece(-1, length)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """[start, stop) of a global dim, found at local index `at` of a stored tensor."""
+
+    start: int
+    stop: int
+    at: int
+
+
+@functools.lru_cache(maxsize=4096)  # the ranks of a model's blocks are alike
+def spans(pieces: tuple[Piece, ...]) -> tuple[Span, ...]:
+    """Pieces in local order, with where each begins; padding holds nothing of the tensor."""
+    found = []
+    at = 0
+    for piece in pieces:
+        if not piece.zeros:
+            found.append(Span(piece.start, piece.stop, at))
+        at += piece.length
+    return tuple(found)
+
+
 def size_problem(placement: Shard | PackedShard, size: int) -> str | None:
     """Why the blocks do not describe a dim of `size` elements, at any degree; None if they do."""
     blocks = blocks_of(placement)
@@ -174,7 +196,10 @@ def _grouped_problem(placement: PackedShard, size: int, tp: int) -> str | None:
     return None
 
 
-def rank_pieces(placement: Shard | PackedShard, size: int, tp: int) -> list[tuple[Piece, ...]]:
+@functools.lru_cache(maxsize=4096)  # a model's blocks are alike
+def rank_pieces(
+    placement: Shard | PackedShard, size: int, tp: int
+) -> tuple[tuple[Piece, ...], ...]:
     """For each rank, its pieces of the dim in local order, neighbours joined.
 
     Raises ValueError where `size_problem` or `degree_problem` has a reason.
@@ -186,10 +211,10 @@ def rank_pieces(placement: Shard | PackedShard, size: int, tp: int) -> list[tupl
     if problem:
         raise ValueError(problem)
     if isinstance(placement, Shard) and placement.padded != size:
-        return [_padded_share(size, placement.padded // tp, rank) for rank in range(tp)]
+        return tuple(_padded_share(size, placement.padded // tp, rank) for rank in range(tp))
     if isinstance(placement, PackedShard) and placement.layout != "blocked":
-        return [_join(_grouped_share(placement, size, tp, rank)) for rank in range(tp)]
-    return [_join(_blocked_share(blocks_of(placement), tp, rank)) for rank in range(tp)]
+        return tuple(_join(_grouped_share(placement, size, tp, rank)) for rank in range(tp))
+    return tuple(_join(_blocked_share(blocks_of(placement), tp, rank)) for rank in range(tp))
 
 
 def _share(block: Block, tp: int, rank: int) -> tuple[int, int, int]:

@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args
 
 import xxhash
 
-from shardc.checkpoint import Checkpoint, Component, Stored, Tensor, spans
+from shardc.checkpoint import Checkpoint, Component, Stored, Tensor
 from shardc.errors import ManifestError, PlanError, Problem
 from shardc.header import DTYPE_BITS, MAX_HEADER_BYTES, TensorInfo, dump_header, lay_out
 from shardc.index import FORMAT_VERSION, REPLICATED, placement_json, rank_stem
-from shardc.layout import Piece, Placement, Replicate, rank_pieces
+from shardc.layout import Piece, Placement, Replicate, rank_pieces, spans
 from shardc.manifest import Manifest, Profile
 from shardc.placing import Dims
 from shardc.region import Region
@@ -236,7 +236,7 @@ def _lay_out(
             replicated.append(number)
         else:
             size = match.tensor.shape[placement.dim]
-            pieces.append(tuple(rank_pieces(placement, size, tp)))
+            pieces.append(rank_pieces(placement, size, tp))
             sharded.append(number)
 
     def local_shape(number: int, rank: int | None) -> tuple[int, ...]:

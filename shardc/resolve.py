@@ -27,6 +27,10 @@ TensorKind = Literal["weight", "bias", "raw"]
 # Linears whose output is chunked along the sharded dim right after: AdaLN and modulation.
 _CHUNKED = re.compile(r"(^|\.)(\w*modulation\w*(\.(\d+|linear))?|\w*_mod\.\d+|norm\w*\.linear)$")
 
+# All that decides where a tensor goes: its rule, what it is to it, its shape, and its block's
+# number where the rule's sizes depend on that.
+_Sort = tuple[int | None, TensorKind, tuple[int, ...], int | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -133,14 +137,18 @@ def placements(
     weights: dict[str, int] = {}  # module -> size of its weight's sharded dim
     biases: list[tuple[Tensor, int, int]] = []
     pads: dict[int, dict[int, str]] = {}  # unpadded vocabulary -> pad_to -> tensor
-    for match in matches:
+    known: dict[_Sort, Placement | str] = {}
+    for match, sort in zip(matches, _sorts(matches, manifest), strict=True):
         tensor = match.tensor
         if match.rule is None:
             placed.append(REPLICATE)
             continue
         rule = manifest.rules[match.rule]
-        number = number_in(tensor.name)
-        found = place(rule, dims, shape=tensor.shape, kind=match.kind, tp=tp, number=number)
+        if sort not in known:
+            known[sort] = place(
+                rule, dims, shape=tensor.shape, kind=match.kind, tp=tp, number=sort[3]
+            )
+        found = known[sort]
         reason = found if isinstance(found, str) else _misfit(match, rule, found, tp)
         if reason is not None:
             misfits.setdefault((match.rule, reason), []).append(tensor)
@@ -183,6 +191,13 @@ def number_in(name: str) -> int | None:
 def _depends_on_number(rule: Rule) -> bool:
     sizes = (*as_tuple(rule.blocks), *as_tuple(rule.unit), *as_tuple(rule.groups))
     return any("number" in expression.names(size) for size in sizes if isinstance(size, str))
+
+
+def _sorts(matches: Iterable[Match], manifest: Manifest) -> Iterator[_Sort]:
+    numbered = {n for n, rule in enumerate(manifest.rules) if _depends_on_number(rule)}
+    for match in matches:
+        number = number_in(match.tensor.name) if match.rule in numbered else None
+        yield match.rule, match.kind, match.tensor.shape, number
 
 
 def _ungrouped(
@@ -246,12 +261,9 @@ def legal_degrees(
     resolution: Resolution, manifest: Manifest, dims: Dims, limit: int = 64
 ) -> dict[int, str | None]:
     """For each degree to `limit`: None where it is legal, else the first reason why not."""
-    distinct: dict[tuple[int | None, str, tuple[int, ...], int | None], Match] = {}
-    for match in resolution.matches:
-        rule = None if match.rule is None else manifest.rules[match.rule]
-        by_number = rule is not None and _depends_on_number(rule)
-        number = number_in(match.tensor.name) if by_number else None
-        distinct.setdefault((match.rule, match.kind, match.tensor.shape, number), match)
+    distinct: dict[_Sort, Match] = {}
+    for match, sort in zip(resolution.matches, _sorts(resolution.matches, manifest), strict=True):
+        distinct.setdefault(sort, match)
     degrees: dict[int, str | None] = {}
     for tp in range(1, limit + 1):
         _, problems = placements(list(distinct.values()), manifest, dims, tp)

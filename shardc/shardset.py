@@ -16,11 +16,9 @@ from shardc.checkpoint import (
     Component,
     Origin,
     SourceFile,
-    Span,
     Stored,
     Tensor,
     sharded_components,
-    spans,
 )
 from shardc.errors import CheckpointError, Problem, ShardSetError
 from shardc.folders import files_below
@@ -34,6 +32,7 @@ from shardc.index import (
     pieces_of,
     read_index,
 )
+from shardc.layout import Span, spans
 from shardc.reading import read_json, regular_file
 from shardc.remote import AnyFile, here
 

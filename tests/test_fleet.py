@@ -14,26 +14,28 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fleet
-from benchmarks.fleet import DOCUMENT, INPUTS, MODELS, Host, Part, Store, Values, Way, last_done
+from benchmarks.fleet import inputs, tables, times
+from benchmarks.fleet.__main__ import DOCUMENT, draw, main
+from benchmarks.fleet.inputs import BOTH, INPUTS, MODELS, Model, Part, Values, Way
+from benchmarks.fleet.times import Host, Store, last_done
 
-TOLD = fleet.values()
+TOLD = inputs.values()
 TEXT = DOCUMENT.read_text()
 MACHINES = st.sampled_from(("small", "large"))
 RANKS = st.integers(1, 64)
 FLEETS = st.integers(1, 100_000)
 INPUT_VALUES = st.fixed_dictionaries(
     {name: st.floats(one.low, one.high) for name, one in INPUTS.items()}
-).map(lambda found: fleet.values(**found))
+).map(lambda found: inputs.values(**found))
 
 
 def seconds(told: Values, model: str, way: Way, store: str, machine: str, **of: Any) -> float:
-    place, host = fleet.stores(told)[store], fleet.host_named(machine, told)
-    return fleet.ready(MODELS[model], way, place, host, told, **of).total
+    place, host = times.stores(told)[store], times.host_named(machine, told)
+    return times.ready(MODELS[model], way, place, host, told, **of).total
 
 
 def gain(model: str, store: str, machine: str, **of: int) -> float:
-    full, own = fleet.both(TOLD, model, store, machine, **of)
+    full, own = tables.both(TOLD, model, store, machine, **of)
     return full / own
 
 
@@ -76,7 +78,7 @@ def test_transfers_share_a_ceiling_fairly(
 
 @settings(max_examples=200)
 @given(
-    INPUT_VALUES, st.sampled_from(list(MODELS)), st.sampled_from(list(fleet.stores(TOLD))),
+    INPUT_VALUES, st.sampled_from(list(MODELS)), st.sampled_from(list(times.stores(TOLD))),
     st.sampled_from(("full", "build", "own")), MACHINES, RANKS, FLEETS, st.integers(1, 1_000),
 )  # fmt: skip
 def test_more_hosts_are_never_faster(
@@ -90,7 +92,7 @@ def test_more_hosts_are_never_faster(
 
 @settings(max_examples=200)
 @given(
-    INPUT_VALUES, st.sampled_from(list(MODELS)), st.sampled_from(list(fleet.stores(TOLD))),
+    INPUT_VALUES, st.sampled_from(list(MODELS)), st.sampled_from(list(times.stores(TOLD))),
     MACHINES, RANKS, FLEETS, st.booleans(),
 )  # fmt: skip
 def test_own_files_are_never_slower_where_they_are_no_more(
@@ -98,16 +100,16 @@ def test_own_files_are_never_slower_where_they_are_no_more(
 ) -> None:
     """Under the same bandwidth, and without a quota of requests."""
     model, distinct = MODELS[name], min(ranks, MODELS[name].tp)
-    pulled = [model.pulled_bytes(way, distinct) for way in fleet.BOTH]
-    read = [model.read_bytes(way, distinct, told["slice_reads"]) for way in fleet.BOTH]
+    pulled = [model.pulled_bytes(way, distinct) for way in BOTH]
+    read = [model.read_bytes(way, distinct, told["slice_reads"]) for way in BOTH]
     if store == "Hub":
         store = "Hub, no quota"
     if pulled[1] <= pulled[0] and read[1] <= read[0]:
-        full, own = fleet.both(told, name, store, machine, ranks=ranks, hosts=hosts, shared=shared)
+        full, own = tables.both(told, name, store, machine, ranks=ranks, hosts=hosts, shared=shared)
         assert own <= full * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("way", fleet.BOTH)
+@pytest.mark.parametrize("way", BOTH)
 @pytest.mark.parametrize("store", ["Hub, no quota", "S3", "EFS"])
 def test_many_hosts_take_what_the_ceiling_gives(store: str, way: Way) -> None:
     hosts, model = 10_000_000, MODELS["klein-4B"]
@@ -115,12 +117,12 @@ def test_many_hosts_take_what_the_ceiling_gives(store: str, way: Way) -> None:
     if store == "EFS":
         size = model.read_bytes(way, 1, TOLD["slice_reads"])
     each = seconds(TOLD, "klein-4B", way, store, "small", hosts=hosts) / hosts
-    assert each == pytest.approx(size / fleet.stores(TOLD)[store].ceiling, rel=1e-3)
+    assert each == pytest.approx(size / times.stores(TOLD)[store].ceiling, rel=1e-3)
 
 
 def test_many_hosts_take_what_the_quota_gives() -> None:
     """Here the quota binds: a start costs more of its window than of the egress."""
-    hosts, model, told = 100_000, MODELS["klein-4B"], fleet.values(hub_ceiling=125)
+    hosts, model, told = 100_000, MODELS["klein-4B"], inputs.values(hub_ceiling=125)
     each = seconds(told, "klein-4B", "own", "Hub", "small", hosts=hosts) / hosts
     a_window = told["hub_quota"] // model.resolves("own", 1, told)
     assert each == pytest.approx(told["hub_window"] / a_window, rel=0.01)
@@ -134,26 +136,26 @@ def test_disks_of_their_own_know_no_fleet(store: str) -> None:
 
 def test_one_host_by_hand() -> None:
     """10 bytes over two ranks, 2 of them replicated, and 2 kept whole, in round numbers."""
-    model = fleet.Model("m", 2, (Part("a", 10, 6, 2), Part("kept", 2)))
+    model = Model("m", 2, (Part("a", 10, 6, 2), Part("kept", 2)))
     assert [model.pulled_bytes("own", n) for n in (1, 2)] == [8, 12]
     assert [model.read_bytes("full", n, 0.5) for n in (1, 2)] == [7, 12]
     told = {**TOLD, "copy": 4, "slicing": 4, "host_copy": 100, "device": 100, "build": 3}
     told["slice_reads"] = 0.5
     host = Host(nic=4, internet=1, write=2, read=8, cache_bytes=11)
     place = Store(ceiling=6, host=3, pulled=True)
-    full = fleet.ready(model, "full", place, host, told)
+    full = times.ready(model, "full", place, host, told)
     assert (full.pull, full.build, full.load) == (12 / 2, 0, 8 / 1)  # placing 8 at 4 / 4
-    own = fleet.ready(model, "own", place, host, told)
+    own = times.ready(model, "own", place, host, told)
     assert (own.pull, own.build, own.load) == (8 / 2, 0, 8 / 4)
-    built = fleet.ready(model, "build", place, host, told, hosts=6)
+    built = times.ready(model, "build", place, host, told, hosts=6)
     assert (built.pull, built.build, built.load) == (12 / 1, 12 / 2, 8 / 4)
     far = Store(ceiling=6, host=3, pulled=True, internet=True)
-    assert fleet.ready(model, "own", far, host, told).pull == 8 / 1
-    crowd = fleet.ready(model, "own", place, host, told, ranks=50)  # 25 copies of the model
+    assert times.ready(model, "own", far, host, told).pull == 8 / 1
+    crowd = times.ready(model, "own", place, host, told, ranks=50)  # 25 copies of the model
     assert (crowd.pull, crowd.load) == (12 / 2, 8 / (100 / 50))
     slow = Host(nic=4, internet=1, write=2, read=0.5, cache_bytes=11)
-    assert fleet.ready(model, "full", place, slow, told).load == 7 / 0.5  # 12 do not stay cached
-    assert fleet.ready(model, "own", place, slow, told).load == 8 / 4
+    assert times.ready(model, "full", place, slow, told).load == 7 / 0.5  # 12 do not stay cached
+    assert times.ready(model, "own", place, slow, told).load == 8 / 4
 
 
 def test_ranks_of_a_host_share_its_page_cache() -> None:
@@ -218,9 +220,9 @@ def test_sizes_are_those_of_a_plan(name: str, tmp_path: Path) -> None:
 
 
 def test_tables_are_what_the_code_gives() -> None:
-    made = fleet.tables(TOLD)
+    made = tables.tables(TOLD)
     assert re.findall(r"<!-- fleet: ([\w-]+) -->", TEXT) == list(made)
-    assert fleet.with_tables(TEXT, made) == TEXT, "run python -m benchmarks.fleet --write"
+    assert tables.with_tables(TEXT, made) == TEXT, "run python -m benchmarks.fleet --write"
 
 
 def test_claims_hold() -> None:
@@ -249,14 +251,14 @@ def test_claims_hold() -> None:
 
 
 def test_ceilings_begin_at_tens_of_hosts() -> None:
-    rows = fleet.store_table(TOLD).records()
+    rows = tables.store_table(TOLD).records()
     assert [10 < row["shared from hosts"] < 60 for row in rows] == [True, True, True, False]
 
 
 def test_plots_are_the_same_each_time(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     for folder in (tmp_path / "a", tmp_path / "b"):
-        fleet.draw(TOLD, folder)
+        draw(TOLD, folder)
     for new in sorted((tmp_path / "a").iterdir()):
         assert new.read_bytes() == (tmp_path / "b" / new.name).read_bytes()
         kept = DOCUMENT.parent / "images" / new.name
@@ -271,18 +273,18 @@ def test_plots_are_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_command_prints_every_table() -> None:
-    result = CliRunner().invoke(fleet.main, ["--json"])
+    result = CliRunner().invoke(main, ["--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert list(found) == list(fleet.tables(TOLD))
+    assert list(found) == list(tables.tables(TOLD))
     assert found["one-rank"][0]["way"] == "full"
-    assert fleet.tables(TOLD)["spread"].markdown() in CliRunner().invoke(fleet.main).stdout
+    assert tables.tables(TOLD)["spread"].markdown() in CliRunner().invoke(main).stdout
 
 
 def test_command_changes_inputs() -> None:
-    result = CliRunner().invoke(fleet.main, ["--json", "--set", "gp3=125"])
+    result = CliRunner().invoke(main, ["--json", "--set", "gp3=125"])
     row = next(r for r in json.loads(result.stdout)["one-rank"] if r["store"] == "gp3")
-    as_given = next(r for r in fleet.tables(TOLD)["one-rank"].records() if r["store"] == "gp3")
+    as_given = next(r for r in tables.tables(TOLD)["one-rank"].records() if r["store"] == "gp3")
     assert row["1"] == pytest.approx(8 * as_given["1"])
 
 
@@ -297,7 +299,7 @@ def test_command_changes_inputs() -> None:
     ],
 )
 def test_command_refuses(given: list[str], says: str) -> None:
-    result = CliRunner().invoke(fleet.main, given)
+    result = CliRunner().invoke(main, given)
     assert result.exit_code == 2
     assert says in result.stderr
 
@@ -308,4 +310,4 @@ def test_command_refuses(given: list[str], says: str) -> None:
      (359.4, "359"), (26_449.0, "26,400"), (math.inf, "none"), (1_000, "1,000"), ("S3", "S3")],
 )  # fmt: skip
 def test_numbers_have_three_digits(number: object, text: str) -> None:
-    assert fleet.shown(number) == text
+    assert tables.shown(number) == text
