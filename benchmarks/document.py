@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import build, load, plot, startup, targets
+from benchmarks import build, load, plot, startup, summary, targets
 from benchmarks.report import Document, phase_rows, rows, titles
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +77,7 @@ def _section(name: str, one: Document, machines: list[Any]) -> list[str]:
     if one.benchmark in ("build", "growth"):
         disks += f", output on {facts['out_filesystem']}"
     lines = [
-        f"## {one.benchmark}: {told['shape']}, {heat}",
+        f"## {' along '.join([one.benchmark, *told.get('axis', ())])}: {told['shape']}, {heat}",
         "",
         f"`{one.command}`, {facts['day']}. {disks}; load average before: "
         f"{facts['load_average_before']}.{at}",
@@ -118,19 +118,21 @@ def _markdown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(line).strip() + " |" for line in lines]
 
 
-def replaced(text: str, results: str) -> str:
-    """The page with these results in the place of those between its markers."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + results + after
+def replaced(text: str, results: str, begin: str = BEGIN, end: str = END) -> str:
+    """The page with these results, markers included, in the place of those between its markers."""
+    before, _, rest = text.partition(begin)
+    return before + results + rest.partition(end)[2]
 
 
 def write(series: Sequence[tuple[str, Document]]) -> list[Path]:
-    """Write the page's results and its plots; what was written."""
+    """Write the page's results and its plots, and README's table; what was written."""
     written = [PAGE]
     for name, one in series:
         path = IMAGES / f"bench-{name}.svg"
         plot.draw(one, path)
         written.append(path)
     PAGE.write_text(replaced(PAGE.read_text(), render(series)))
-    return written
+    table = summary.render([one for _, one in series])
+    text = summary.README.read_text()
+    summary.README.write_text(replaced(text, table, summary.BEGIN, summary.END))
+    return [*written, summary.README]

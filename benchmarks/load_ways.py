@@ -91,7 +91,7 @@ def _lane(device: Any) -> Any:
             view = view.contiguous()
             placed = devices.empty(view, device)
             at = 0
-            for part, target in devices._slices(view, placed):
+            for part, target in devices.slices(view, placed):
                 target.copy_(part)
                 if done is not None:
                     done(at, at + part.nbytes)
@@ -110,18 +110,19 @@ def _lane(device: Any) -> Any:
 def shardc(job: Job) -> Load:
     """The rank's shard onto the device: index, headers, checks, reads, copies."""
     from shardc.loaders import devices, storage
-    from shardc.shardset import open_shard_set
+    from shardc.loaders.opening import Opening
 
     device = load_peers.device_of(job)
-    devices._LANES.setdefault(device.type, _lane(device))
+    devices.LANES.setdefault(device.type, _lane(device))
 
     def load() -> dict[str, Any]:
-        shard_set = open_shard_set(Path(job["shards"]))
-        name = storage.choose_component(shard_set, None)
-        index, folder = shard_set.components[name], shard_set.folder(name)
-        storage.check_rank(index, job["rank"], job["tp"], folder)
-        held = storage.open_rank(folder, index, job["rank"])
-        return dict(storage.place_on(held, device, job.get("reads", "auto")))
+        with Opening(job["shards"]) as opening:
+            shard_set = opening.open()
+            name = storage.choose_component(shard_set, None)
+            index, folder = shard_set.components[name], shard_set.folder(name)
+            storage.check_rank(index, job["rank"], job["tp"], folder)
+            held = storage.open_rank(folder, index, job["rank"])
+            return dict(storage.place_on(held, device, job.get("reads", "auto")))
 
     return load
 

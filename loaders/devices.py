@@ -55,9 +55,9 @@ class Lane(Protocol):
 
 def lane(device: torch.device) -> Lane:
     """The way onto `device`, by its type; DeviceError where there is none."""
-    kind = _LANES.get(device.type)
+    kind = LANES.get(device.type)
     if kind is None:
-        raise DeviceError(Problem(str(device), f"is none of {', '.join(_LANES)}"))
+        raise DeviceError(Problem(str(device), f"is none of {', '.join(LANES)}"))
     made: Lane = kind(device)
     return made
 
@@ -104,7 +104,7 @@ def empty(view: torch.Tensor, device: torch.device) -> torch.Tensor:
         raise DeviceError(Problem(str(device), what + reason, fix)) from error
 
 
-def _slices(view: torch.Tensor, placed: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
+def slices(view: torch.Tensor, placed: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
     """Both tensors, both contiguous, as pairs of flat slices of at most SLICE_BYTES."""
     step = max(1, SLICE_BYTES // view.element_size())
     parts = torch.split(view.view(-1), step)
@@ -159,7 +159,7 @@ class _Neuron:
                 done(0, view.nbytes)
             return placed
         at = 0
-        for part, target in _slices(view, placed):
+        for part, target in slices(view, placed):
             target.copy_(part)
             if done is not None:
                 done(at, at + part.nbytes)
@@ -207,7 +207,7 @@ class _Cuda:
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)  # the memory may have been another tensor's until now
         at = 0
-        for part, target in _slices(view, placed):
+        for part, target in slices(view, placed):
             slot, self._turn = self._turn, (self._turn + 1) % RING_SLOTS
             self._sent[slot].synchronize()
             pinned = self._ring[slot][: part.nbytes].view(part.dtype)
@@ -256,7 +256,8 @@ class _Xla:
         return None
 
 
-_LANES: dict[str, Callable[[torch.device], Lane]] = {
+# By device type.
+LANES: dict[str, Callable[[torch.device], Lane]] = {
     "cpu": _Cpu,
     "cuda": _Cuda,
     "neuron": _Neuron,
@@ -291,7 +292,7 @@ def resolve(
     if kind == "xla":
         found: torch.device = _xla_model().xla_device()
         return found
-    raise DeviceError(Problem(str(device), f"is none of {', '.join(_LANES)}"))
+    raise DeviceError(Problem(str(device), f"is none of {', '.join(LANES)}"))
 
 
 def _of_default_group() -> str:

@@ -21,7 +21,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from shardc.errors import Problem, ShardSetError
@@ -36,6 +35,7 @@ READERS = 2  # buffers are one more: while one is taken away the others fill
 REMOTE_STAGE_BYTES = 8 << 20  # of a range that is asked for of a server
 REMOTE_READERS = 8  # each such request waits for its first byte
 ALIGNMENT = 4096  # of offsets, lengths and buffers, for O_DIRECT
+PROBES = 1024
 CACHED_SHARE = 0.5  # of a file's pages: from here on the page cache is the faster way
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 MOUNTS = Path("/proc/self/mountinfo")
@@ -57,22 +57,24 @@ REMOTE |= {"fuse"}  # as fuse.sshfs and the like
 
 
 def resident_share(memory: mmap.mmap) -> float | None:
-    """The share of a mapping's pages that the page cache holds; None where that is unknown.
+    """The share of a mapping's pages that the page cache holds, by about PROBES of them.
 
+    To ask for every page takes a tenth of the time to copy them. None where it is unknown.
     Source: mincore(2).
     """
-    pages = -(-len(memory) // mmap.PAGESIZE)
-    table = (ctypes.c_ubyte * pages)()
+    step = max(1, len(memory) // mmap.PAGESIZE // PROBES) * mmap.PAGESIZE
+    there = []
+    table = ctypes.c_ubyte()
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        failed = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), table)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for at in range(0, len(memory), step):
+            if libc.mincore(ctypes.c_void_p(start + at), ctypes.c_size_t(1), ctypes.byref(table)):
+                return None
+            there.append(table.value & 1)  # the other bits have no meaning
     except (OSError, AttributeError, TypeError):
         return None
-    if failed:
-        return None
-    there = np.frombuffer(bytes(table), np.uint8) & 1  # the other bits have no meaning
-    return int(there.sum()) / pages
+    return sum(there) / len(there)
 
 
 def is_remote(path: Path) -> bool:

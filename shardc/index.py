@@ -204,9 +204,12 @@ def range_entries(pieces: tuple[Piece, ...]) -> tuple[tuple[int, int] | Zeros, .
 
 
 def pieces_of(shard: ShardEntry) -> tuple[Piece, ...]:
-    return tuple(
-        padding(r.zeros) if isinstance(r, Zeros) else Piece(*r) for r in shard.ranges or ()
-    )
+    return _pieces(shard.ranges or ())
+
+
+@functools.lru_cache(maxsize=4096)  # the shards of a model's blocks are alike
+def _pieces(ranges: tuple[tuple[int, int] | Zeros, ...]) -> tuple[Piece, ...]:
+    return tuple(padding(r.zeros) if isinstance(r, Zeros) else Piece(*r) for r in ranges)
 
 
 def local_shape(tensor: TensorEntry, shard: ShardEntry) -> list[int]:

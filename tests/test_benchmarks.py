@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("diffusers.hooks.tensor_parallel", reason="diffusers below 0.42")
 
-from benchmarks import build_ways, document, machine, page_cache, startup, targets
+from benchmarks import build_ways, document, machine, page_cache, startup, summary, targets
 from benchmarks.__main__ import main
 from benchmarks.figures import UnavailableError
 from benchmarks.harness import Contestant, Match, Result, series
@@ -219,8 +219,12 @@ def test_targets_are_judged_at_the_shape_that_they_are_for() -> None:
 
 
 def test_the_page_has_what_was_stored() -> None:
+    series = document.read(document.stored())
     text = document.PAGE.read_text()
-    assert document.replaced(text, document.render(document.read(document.stored()))) == text
+    assert document.replaced(text, document.render(series)) == text
+    text = summary.README.read_text()
+    table = summary.render([one for _, one in series])
+    assert document.replaced(text, table, summary.BEGIN, summary.END) == text
 
 
 def test_a_page_names_every_contestant_and_links_its_plot() -> None:

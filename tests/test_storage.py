@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import shardc
 from tests.checkpoints import Data, component, forge, manifest, pipeline, read_ranks
+from tests.tiny import tiny
 
 torch = pytest.importorskip("torch")
 
@@ -181,3 +183,17 @@ def test_a_future_format_is_refused(shards: Path) -> None:
     index.write_text(index.read_text().replace('"version": "1.0"', '"version": "2.0"'))
     with pytest.raises(ShardSetError, match=r"format version 2.0, this release reads 1.0"):
         load_state_dict(shards, 0)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_objects_are_collected_again_after_a_load(on: bool, tmp_path: Path) -> None:
+    out = tiny(tmp_path / "out")
+    (gc.enable if on else gc.disable)()
+    try:
+        load_state_dict(out, 0)
+        assert gc.isenabled() == on
+        with pytest.raises(ShardSetError):
+            load_state_dict(out, 7)
+        assert gc.isenabled() == on
+    finally:
+        gc.enable()
