@@ -73,9 +73,8 @@ class Job:
             else:
                 page_cache.warm(files)
 
-        told = run_workers(
-            "benchmarks.load_ways", jobs, environment={"OMP_NUM_THREADS": "1"}, before_go=before
-        )
+        torchrun = {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(len(jobs))}
+        told = run_workers("benchmarks.load_ways", jobs, environment=torchrun, before_go=before)
         sample = combine(told)
         if first:
             self.check(name, sample)

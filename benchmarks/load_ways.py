@@ -82,10 +82,8 @@ def _lane(device: Any) -> Any:
     from shardc.loaders import devices
 
     class Lane:
-        threads = 2  # as a Neuron core's
-
         def __init__(self, own: object) -> None:
-            pass
+            self.threads = devices.put_threads()  # as a Neuron core's
 
         def put(self, view: Any, done: Any = None) -> Any:
             view = view.contiguous()

@@ -104,6 +104,17 @@ def empty(view: torch.Tensor, device: torch.device) -> torch.Tensor:
         raise DeviceError(Problem(str(device), what + reason, fix)) from error
 
 
+def put_threads() -> int:
+    """How many threads of this rank may put at once, by the processors that each has here.
+
+    Two fill the way from the page cache, where they do not take another rank's processor. Source:
+    LOCAL_WORLD_SIZE, which torchrun sets.
+    """
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    each = (os.cpu_count() or 1) // max(1, int(ranks) if ranks.isdecimal() else 1)
+    return 2 if each >= 2 else 1
+
+
 def slices(view: torch.Tensor, placed: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
     """Both tensors, both contiguous, as pairs of flat slices of at most SLICE_BYTES."""
     step = max(1, SLICE_BYTES // view.element_size())
@@ -141,10 +152,9 @@ class _Neuron:
     """Blocking copies straight from the mapping: an asynchronous one, a cast or a strided source
     would each make the runtime allocate on the host."""
 
-    threads = 2
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.threads = put_threads()
         self._api: Any = getattr(torch, "neuron", None)
         if self._api is None:
             raise _no_neuron()

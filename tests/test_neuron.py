@@ -321,3 +321,15 @@ def test_read_ahead_keeps_its_distance(memory: mmap.mmap, monkeypatch: pytest.Mo
 def test_read_ahead_ends_early(memory: mmap.mmap) -> None:
     with ReadAhead([Span(memory, 0, 5000), Span(memory, 5000, 9000)], window_bytes=1):
         pass  # an error in the middle of a load: the thread must not stay
+
+
+@pytest.mark.parametrize(
+    ("processors", "ranks", "threads"),
+    [(8, "4", 2), (8, "5", 1), (8, "8", 1), (1, "", 1), (2, "", 2), (4, "many", 2), (4, "0", 2)],
+)
+def test_threads_do_not_take_other_ranks_processors(
+    processors: int, ranks: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert devices.put_threads() == threads

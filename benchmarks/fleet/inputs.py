@@ -94,10 +94,12 @@ INPUTS = {
         50, 20, 200, "GB/s", "assumed", "the same, all ranks of a host together"),
     "slicing": Input(
         4, 1, 7.3, "times", "measured",
-        f"slices slower than large reads, warm: 3.9 to 7.3 in {PROTOTYPE}; low: no slower"),
+        f"slices slower than own files, warm: 3.9 to 7.3 in {PROTOTYPE}, about 4 to 5 in "
+        "docs/benchmarks.md; low: no slower"),
     "slice_reads": Input(
-        0.84, 0.38, 1, "of all", "measured",
-        f"what one rank's slices read: 0.76 and 0.84 in {PROTOTYPE}; low: what its plan touches"),
+        0.8, 0.38, 1, "of all", "measured",
+        "what one rank's slices read: 6.2 of 7.75 GB in docs/benchmarks.md, 2026; low: what "
+        "its plan touches"),
     "device": Input(
         4, 1, 16, "GB/s", "assumed", "host to device, a rank"),
     "build": Input(
